@@ -1,0 +1,31 @@
+"""interlayer: cross-layer attention for vision backbones.
+
+Importing it registers the library's models with timm, so `timm.create_model("resnet50_mrla_light")` works.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from .analysis import layer_scores, plot_layer_scores
+from .hosts import AttachError, attach, detach, load_backbone
+from .models import CheckpointError, convert_checkpoint, list_models, load_weights, save_weights
+from .ops import backend
+
+try:
+    __version__ = version("interlayer")
+except PackageNotFoundError:  # run from source, not installed
+    __version__ = "0.1.0"
+
+__all__ = [
+    "AttachError",
+    "CheckpointError",
+    "attach",
+    "backend",
+    "convert_checkpoint",
+    "detach",
+    "layer_scores",
+    "list_models",
+    "load_backbone",
+    "load_weights",
+    "plot_layer_scores",
+    "save_weights",
+]

@@ -1,0 +1,5 @@
+"""`python -m interlayer`: the command line."""
+
+from interlayer_cli.app import main
+
+main()

@@ -1,0 +1,18 @@
+"""Looking inside a model, and measuring it."""
+
+from .cost import Cost, Setting, count_flops, count_parameters, measure, measure_inference
+from .plots import plot_layer_scores
+from .scores import StageScores, capture_scores, layer_scores
+
+__all__ = [
+    "Cost",
+    "Setting",
+    "StageScores",
+    "capture_scores",
+    "count_flops",
+    "count_parameters",
+    "layer_scores",
+    "measure",
+    "measure_inference",
+    "plot_layer_scores",
+]

@@ -1,0 +1,249 @@
+"""What a model costs: parameters, FLOPs, memory of a training step, throughput."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..hosts.stages import probe_image
+
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+
+
+def count_parameters(model: nn.Module, *, layers_only: bool = False) -> int:
+    """Number of parameters. `layers_only` counts those of convolutions, linear layers and norms, as tools that look at
+    layers do: lambda and class and position tokens, which belong to no layer, are missed."""
+    if not layers_only:
+        return sum(p.numel() for p in model.parameters())
+    layers = (module for module in model.modules() if isinstance(module, LAYERS))
+    return sum(p.numel() for layer in layers for p in layer.parameters(recurse=False))
+
+
+def count_flops(
+    model: nn.Module,
+    image_size: int | tuple[int, int] | None = None,
+    *,
+    convention: Literal["paper", "torch"] = "paper",
+) -> int:
+    """Multiply-adds of a forward pass of one image, in eval mode.
+
+    "paper": multiply-adds of convolutions and linear layers, 2 for each element of a BatchNorm, 1 for each element
+        that enters a global average pool; activations, products, sums and matrix products of attention count nothing.
+        This fits the figures of the MRLA paper for ResNets.
+    "torch": half of what `torch.utils.flop_counter` counts: convolutions and all matrix products, nothing else.
+    """
+    image = probe_image(model, image_size)
+    with _evaluating(model), torch.no_grad():
+        if convention == "torch":
+            counter = FlopCounterMode(display=False)
+            with counter:
+                model(image)
+            return counter.get_total_flops() // 2
+        with _PaperCounter() as paper:
+            model(image)
+        return paper.total
+
+
+class _PaperCounter(TorchFunctionMode):
+    """Counts at the level of torch's functions, where a linear layer still differs from other matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.conv1d, torch.conv2d, torch.conv3d):
+            weight = args[1]
+            self.total += result.numel() * weight[0].numel()
+        elif func is F.linear:
+            self.total += result.numel() * args[1].shape[1]
+        elif func in (F.batch_norm, torch.batch_norm):
+            self.total += 2 * result.numel()
+        elif func is F.adaptive_avg_pool2d or (func in (torch.mean, Tensor.mean) and _is_global_pool(args, kwargs)):
+            self.total += args[0].numel()
+        return result
+
+
+def _is_global_pool(args: Any, kwargs: Any) -> bool:
+    dims = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
+    return args[0].dim() == 4 and isinstance(dims, (tuple, list)) and sorted(d % 4 for d in dims) in ([2, 3], [1, 2])
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is measured."""
+
+    batch_size: int = 8
+    image_size: int | tuple[int, int] | None = None
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    steps: int = 5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one model costs in one setting."""
+
+    parameters: int
+    flops: int
+    memory: int  # peak bytes allocated during a training step: weights, gradients, momentum, activations
+    train_seconds: float  # median of a training step
+    inference_seconds: float  # median of a forward pass in eval mode
+    batch_size: int
+
+    @property
+    def train_throughput(self) -> float:
+        return self.batch_size / self.train_seconds
+
+    @property
+    def inference_throughput(self) -> float:
+        return self.batch_size / self.inference_seconds
+
+
+def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] = lambda what: None) -> Cost:
+    """Measure `model`; `progress` is told what is being measured."""
+    progress("counting")
+    flops = count_flops(model, setting.image_size)
+    parameters = count_parameters(model)
+    memory_format = torch.channels_last if setting.channels_last else torch.contiguous_format
+    model = model.to(setting.device).to(memory_format=memory_format).train()
+    images = probe_image(model, setting.image_size).repeat(setting.batch_size, 1, 1, 1)
+    images = images.contiguous(memory_format=memory_format)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    run = torch.compile(model) if setting.compile else model
+    scaler = torch.amp.GradScaler(setting.device, enabled=setting.precision == "float16")
+
+    def train_step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with _autocast(setting):
+            loss = _as_scalar(run(images))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    progress("warming up")
+    for _ in range(3 if setting.compile or setting.device != "cpu" else 1):
+        train_step()
+    progress("memory")
+    memory = _peak_memory(train_step, model, optimizer, setting.device)
+    progress("training step")
+    train_seconds = _median_seconds(train_step, setting)
+    progress("inference")
+    inference_seconds = _time_inference(run, model, images, setting)
+    return Cost(parameters, flops, memory, train_seconds, inference_seconds, setting.batch_size)
+
+
+def measure_inference(model: nn.Module, setting: Setting) -> float:
+    """Median seconds of a forward pass in eval mode."""
+    model = model.to(setting.device)
+    images = probe_image(model, setting.image_size).repeat(setting.batch_size, 1, 1, 1)
+    return _time_inference(model, model, images, setting)
+
+
+def _time_inference(run: Callable[..., Any], model: nn.Module, images: Tensor, setting: Setting) -> float:
+    def infer() -> None:
+        with torch.no_grad(), _autocast(setting):
+            run(images)
+
+    with _evaluating(model):
+        infer()
+        return _median_seconds(infer, setting)
+
+
+def _autocast(setting: Setting) -> AbstractContextManager[Any]:
+    if setting.precision == "float32":
+        return nullcontext()
+    return torch.autocast(setting.device, getattr(torch, setting.precision))
+
+
+def _as_scalar(output: Any) -> Tensor:
+    tensors = output if isinstance(output, (list, tuple)) else [output]
+    return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
+
+
+def _median_seconds(step: Callable[[], None], setting: Setting) -> float:
+    seconds = []
+    for _ in range(setting.steps):
+        _synchronize(setting.device)
+        start = time.perf_counter()
+        step()
+        _synchronize(setting.device)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _peak_memory(step: Callable[[], None], model: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> int:
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    optimizer.zero_grad(set_to_none=True)
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    with _StorageTracker() as tracker:
+        step()
+    return held + tracker.peak
+
+
+class _StorageTracker(TorchDispatchMode):
+    """The most bytes held at once by tensors that came into being inside it, on devices that keep no such count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self.now = 0
+        self.live: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in known and storage._cdata not in self.live:
+                    self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+
+        def freed(_: Any) -> None:
+            self.now -= size
+            self.live.pop(address, None)
+
+        self.live[address] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)

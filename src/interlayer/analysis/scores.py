@@ -1,0 +1,122 @@
+"""Which layer reads which: the attention scores of a stage as a layer-by-layer matrix (the paper's Figure 1a)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..hosts import attached_blocks, attached_mechanisms
+from ..mechanisms import LayerAttention, MRLALight
+
+
+@dataclass(frozen=True)
+class StageScores:
+    """The scores of one stage of T layers.
+
+    Args:
+        name: the stage, by the names of its first and last block.
+        blocks: names of the T blocks.
+        scores: [B, heads, T, T]; entry (t, s) is the weight with which layer t reads layer s, zero for s > t.
+    """
+
+    name: str
+    blocks: tuple[str, ...]
+    scores: Tensor
+
+
+@contextmanager
+def capture_scores(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Collect the scores of every attached mechanism during the forward passes inside the `with` block.
+
+    Yields a dict that fills as the model runs: name of the mechanism -> [B, heads, t], of its last call.
+    """
+    captured: dict[str, Tensor] = {}
+    handles = []
+    for name, mechanism in attached_mechanisms(model).items():
+
+        def keep(module: nn.Module, args: tuple[Tensor], output: Tensor, name: str = name) -> None:
+            captured[name] = output.detach()
+
+        handles.append(mechanism.scores.register_forward_hook(keep))
+    try:
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
+    """Run `images` through `model` in eval mode and return, stage by stage, which layer read which.
+
+    For MRLABase, MLA and MRLALinear, entry (t, s) is the attention weight; rows sum to one. For MRLALight it is the
+    weight of V_s in O_t by the second equality of Eq. 8, lambda_t ... lambda_{s+1} times the gate of layer s, averaged
+    over the channels of a head (in a transformer, norms between layers left aside). In the published reading of
+    MRLALight, (t, t) is the gate and (t, t - 1) the mean lambda on the block's shortcut.
+
+    Args:
+        model: a model with layer attention attached.
+        images: [B, C, H, W], as the model takes them.
+    """
+    stages: dict[int, list[tuple[str, LayerAttention]]] = {}
+    for name, block in attached_blocks(model):
+        for slot in block.interlayer_slots:
+            stages.setdefault(slot.stage, []).append((name, getattr(block, slot.name)))
+    if not stages:
+        raise ValueError(f"{type(model).__name__} has no layer attention attached: see interlayer.attach")
+    names = {id(mechanism): name for name, mechanism in attached_mechanisms(model).items()}
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with capture_scores(model) as captured:
+            model(images)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    result = []
+    for _, layers in sorted(stages.items()):
+        blocks = tuple(name for name, _ in layers)
+        mechanisms = [mechanism for _, mechanism in layers]
+        absent = [name for name, mechanism in layers if names[id(mechanism)] not in captured]
+        if absent:
+            raise ValueError(
+                f"{absent[0]} gives no scores: attention=False has none, constant_memory=True does not keep them"
+            )
+        rows = [captured[names[id(mechanism)]].float() for mechanism in mechanisms]
+        matrix = _light_matrix(rows, mechanisms) if isinstance(mechanisms[0], MRLALight) else _matrix(rows)
+        result.append(StageScores(_stage_name(blocks), blocks, matrix))
+    return result
+
+
+def _matrix(rows: list[Tensor]) -> Tensor:
+    size = len(rows)
+    return torch.stack([nn.functional.pad(row, (0, size - row.shape[-1])) for row in rows], dim=-2)
+
+
+def _light_matrix(rows: list[Tensor], mechanisms: list[LayerAttention]) -> Tensor:
+    gates = [row[..., 0] for row in rows]  # [B, heads] each
+    batch, heads = gates[0].shape
+    matrix = gates[0].new_zeros(batch, heads, len(gates), len(gates))
+    for t, gate in enumerate(gates):
+        matrix[:, :, t, t] = gate
+        carried = torch.ones(mechanisms[t].channels, device=gate.device)
+        for s in range(t - 1, -1, -1):
+            reader = mechanisms[s + 1]
+            assert isinstance(reader, MRLALight)
+            if not reader.memory:
+                break
+            if reader.decay is not None:
+                carried = carried * reader.decay.float()
+            of_heads = carried.unflatten(0, (heads, -1)).mean(-1)
+            matrix[:, :, t, s] = of_heads if reader.reads_shortcut else of_heads * gates[s]
+            if reader.reads_shortcut:
+                break
+    return matrix
+
+
+def _stage_name(blocks: tuple[str, ...]) -> str:
+    return blocks[0] if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"

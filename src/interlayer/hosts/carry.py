@@ -1,0 +1,184 @@
+"""How the memory of a stage travels from block to block.
+
+An attached block returns its output together with the stage's memory, as one `Carried` value, and the next block opens
+it; the last block of a stage returns a plain tensor. timm's loops, Sequentials and gradient checkpoints hand a block's
+output to the next block untouched, so nothing is kept on a module: a stage can be run twice, checkpointed, compiled,
+exported and copied.
+
+Attaching changes the class of a block to a subclass made here, so parameters keep their names and `isinstance` still
+holds. Such classes are made once for each class they extend, and pickle by naming that class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from . import residual
+from .layout import Layout
+
+
+class Carried:
+    """A block's output and the memories of the stages it is in.
+
+    Whoever reads it between two blocks of a stage (timm does, to collect intermediate features) sees the output alone:
+    torch functions, indexing and tensor attributes apply to `x`.
+    """
+
+    def __init__(self, x: Tensor, memories: dict[str, Any], grid: tuple[int, int] | None) -> None:
+        self.x = x
+        self.memories = memories
+        self.grid = grid
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*release(args), **release(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("x", "memories", "grid"):  # not there yet: being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.x, name)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.x[index]
+
+
+# Known to torch as a tree of tensors: checkpoints, sharding and casts of a block's inputs reach what is inside.
+_pytree.register_pytree_node(
+    Carried,
+    lambda carried: ([carried.x, carried.memories], carried.grid),
+    lambda children, grid: Carried(*children, grid),
+)
+
+
+def release(value: Any) -> Any:
+    """`value` with every `Carried` in its lists, tuples and dicts replaced by its plain output."""
+    if isinstance(value, Carried):
+        return value.x
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(release(item) for item in value) if type(value) in (list, tuple) else value
+    if type(value) is dict:
+        return {key: release(item) for key, item in value.items()}
+    return value
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One mechanism's place in a block: the block is number `index` of the `length` blocks of stage `stage`."""
+
+    name: str
+    stage: int
+    index: int
+    length: int
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.length - 1
+
+
+class Extended:
+    """Mixin of every class made by `extend`: copies and pickles by the class that was extended."""
+
+    _mixin: type
+    _extended: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (_new_extended, (self._mixin, self._extended), *reduced[2:])
+
+
+@cache
+def _extended_class(mixin: Any, base: Any) -> Any:
+    namespace = {"_mixin": mixin, "_extended": base, "__module__": base.__module__, "__doc__": base.__doc__}
+    return type(f"Attached{base.__name__}", (mixin, base), namespace)
+
+
+def _new_extended(mixin: type, base: type) -> Any:
+    cls = _extended_class(mixin, base)
+    return cls.__new__(cls)
+
+
+def extend(module: nn.Module, mixin: type) -> None:
+    """Give `module` the methods of `mixin` on top of its own."""
+    base: Any = type(module)
+    module.__class__ = _extended_class(mixin, base)
+
+
+def restore(module: nn.Module) -> None:
+    """Undo `extend`."""
+    module.__class__ = module._extended  # type: ignore[assignment]
+
+
+class AttachedBlock(Extended):
+    """A block followed by the mechanisms in its slots."""
+
+    interlayer_slots: tuple[Slot, ...]
+    interlayer_layout: Layout
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        memories: dict[str, Any] = {}
+        grid = None
+        if isinstance(x, Carried):
+            x, memories, grid = x.x, x.memories, x.grid
+        mechanisms = [getattr(self, slot.name) for slot in self.interlayer_slots]
+        shortcut = None
+        if any(mechanism.reads_shortcut for mechanism in mechanisms):
+            if residual.projects(self):
+                output, shortcut = residual.output_and_shortcut(self, x)
+            else:
+                shortcut = x
+                output = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            shortcut = shortcut if shortcut.shape == output.shape else None
+        else:
+            output = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+
+        layout = self.interlayer_layout
+        if grid is None:
+            grid = layout.grid_of(output, args, kwargs)
+        feature_map, prefix = layout.to_map(output, grid)
+        if shortcut is not None:
+            shortcut, _ = layout.to_map(shortcut, grid)
+        handed_on = {}
+        for slot, mechanism in zip(self.interlayer_slots, mechanisms, strict=True):
+            if slot.index and slot.name not in memories:
+                raise RuntimeError(
+                    f"block {slot.index} of stage {slot.stage} got no memory of {slot.name!r}: its input must be what "
+                    f"the block before it returned; run the stage from its first block, or attach with stages= that "
+                    f"begin here"
+                )
+            feature_map, memory = mechanism(feature_map, memories.get(slot.name) if slot.index else None, shortcut)
+            if prefix is not None:
+                prefix = mechanism.update_prefix(prefix)
+            if not slot.last:
+                handed_on[slot.name] = memory
+        output = layout.from_map(feature_map, prefix)
+        return Carried(output, handed_on, grid) if handed_on else output
+
+
+class AttachedModel(Extended):
+    """A network that runs attached blocks itself: what it returns from the middle of a stage is a plain tensor."""
+
+    def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
+        return release(super().forward_intermediates(*args, **kwargs))  # type: ignore[misc]
+
+    def forward_features(self, *args: Any, **kwargs: Any) -> Any:
+        return release(super().forward_features(*args, **kwargs))  # type: ignore[misc]
+
+
+class RecordingPatchEmbed(Extended):
+    """A patch embedding that takes images of any size and remembers the grids it made of them.
+
+    The tokens it returns do not tell their grid. Grids are kept by their number of tokens, so running a block again
+    for a backward pass finds the grid of its own input also when images of another size came through meanwhile.
+    """
+
+    interlayer_grids: dict[int, tuple[int, int]]
+
+    def forward(self, x: Tensor) -> Any:
+        height, width = self.dynamic_feat_size((x.shape[-2], x.shape[-1]))  # type: ignore[attr-defined]
+        self.interlayer_grids[height * width] = (height, width)
+        return super().forward(x)  # type: ignore[misc]

@@ -1,0 +1,306 @@
+"""Finding the blocks and stages of a network from the network itself.
+
+A probe image is run through the model and every module call is recorded. A block is a module, not a mere container,
+that holds at least two convolutions or linear layers and hands a feature map of the same shape on to a sibling like
+it. A stage is a chain of blocks in which each takes the very tensor the one before returned, all of one output shape.
+The outermost such level wins: a ConvNeXt stage is opened to find its blocks, a block is not opened to find its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layout import Grid, Layout, grids_in
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+ISOTROPIC_STAGES = 3  # a network of one shape throughout is cut into three stages, as the paper cuts DeiT (B.1.1)
+
+Stages = Sequence[int] | Sequence[Sequence[str]]
+
+
+class AttachError(ValueError):
+    """The network has no place for the mechanism; the message says why."""
+
+
+@dataclass
+class Block:
+    """A block as seen in the probe."""
+
+    name: str
+    module: nn.Module
+    input: Tensor | None
+    output: Tensor
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def is_container(self) -> bool:
+        return type(self.module) in CONTAINERS
+
+    @property
+    def identity_skip(self) -> bool:
+        """False where the block itself says that its input is not added to its output (timm's MBConv blocks)."""
+        return bool(getattr(self.module, "has_skip", True))
+
+
+@dataclass
+class Stage:
+    """Consecutive blocks of one output shape."""
+
+    blocks: list[Block]
+    layout: Layout
+    channels: int
+    names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = [block.name for block in self.blocks]
+
+
+def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: int | Grid | None = None) -> list[Stage]:
+    """The stages of `model`, found by running an image through it.
+
+    Args:
+        model: any module that takes a batch of images.
+        stages: the stages instead, as lengths (4, 4, 4) of successive runs of the blocks found, or as module names
+            [["layer1.0", "layer1.1"], ["layer2.0"]].
+        image_size: size of the probe image where the model does not tell its own.
+    """
+    image = probe_image(model, image_size)
+    size = (image.shape[-2], image.shape[-1])
+    calls = _record_calls(model, image)
+    if stages is not None and not all(isinstance(stage, int) for stage in stages):
+        return [_describe(model, chain, size) for chain in _named_chains(model, calls, stages)]  # type: ignore[arg-type]
+    blocks = _find_blocks([call for call in calls if not call.is_container]) or _find_blocks(calls)
+    found, reasons = [], []
+    for chain in _chains(blocks):
+        try:
+            found.append(_describe(model, chain, size))
+        except AttachError as reason:
+            reasons.append(str(reason))
+    if not found:
+        raise AttachError(
+            f"{type(model).__name__} has no blocks to attach to: "
+            + (
+                reasons[0]
+                if reasons
+                else "no module of two or more weights hands a feature map of one shape on to another like it "
+                "(name the blocks with stages=[[...], ...] if it has any)"
+            )
+        )
+    chains = [stage.blocks for stage in found]
+    if stages is not None:
+        chains = _cut_by_length(chains, stages)  # type: ignore[arg-type]
+    elif len(chains) == 1:
+        chains = _cut_evenly(chains[0], ISOTROPIC_STAGES)
+    else:
+        return found
+    return [_describe(model, chain, size) for chain in chains]
+
+
+def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tensor:
+    """One image of the size the model was made for, on its device and in its dtype."""
+    first = next((p for p in model.parameters() if p.dim() > 1 and p.is_floating_point()), None)
+    if first is None:
+        raise AttachError(f"{type(model).__name__} has no weights")
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    channels, height, width = config.get("input_size", (3, 224, 224))
+    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    first_convolution = convolutions.get(config.get("first_conv") or "") if config else None
+    if first_convolution is None and not config:
+        first_convolution = next(iter(convolutions.values()), None)
+    if first_convolution is not None:
+        channels = first_convolution.in_channels
+    embed = next((m for m in model.modules() if getattr(m, "img_size", None) and hasattr(m, "grid_size")), None)
+    if embed is not None:
+        height, width = _pair(embed.img_size)  # type: ignore[arg-type]
+    if image_size is not None:
+        height, width = _pair(image_size)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    image = torch.randn(1, channels, height, width, generator=generator, device="cpu")
+    return image.to(device=first.device, dtype=first.dtype)
+
+
+def _pair(size: int | Sequence[int]) -> Grid:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _record_calls(model: nn.Module, image: Tensor) -> list[Block]:
+    """Every call of a module in one forward pass that takes and returns a feature map, in the order of their ends."""
+    calls: list[Block] = []
+    handles = []
+    for name, module in model.named_modules():
+        if not name:
+            continue
+
+        def record(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+            if isinstance(output, Tensor) and output.dim() in (3, 4) and output.shape[0] == image.shape[0]:
+                first = args[0] if args and isinstance(args[0], Tensor) else None
+                calls.append(Block(name, module, first, output, (*args[1:], *kwargs.values())))
+
+        handles.append(module.register_forward_hook(record, with_kwargs=True))
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(image)
+    except Exception as error:
+        raise AttachError(
+            f"{type(model).__name__} did not run on a probe image of shape {tuple(image.shape)} ({error}); "
+            f"give the size it takes with image_size="
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes:
+            module.training = mode
+    times = [call.name for call in calls]
+    return [call for call in calls if times.count(call.name) == 1]  # a module called twice is no single layer
+
+
+def _find_blocks(calls: list[Block]) -> list[Block]:
+    """The calls that are blocks, in the order they run."""
+    candidates = [call for call in calls if call.input is not None and _is_block_like(call.module)]
+    scopes: dict[str, list[Block]] = {}
+    names = {call.name for call in candidates}
+    for call in candidates:
+        scopes.setdefault(_scope(call.name, names), []).append(call)
+    repeated = {scope: [c for c in _chains(inside) if len(c) > 1] for scope, inside in scopes.items()}
+    outermost = [
+        chain
+        for scope, chains in repeated.items()
+        for chain in chains
+        if not any(_inside(scope, block.name) for other in repeated.values() for c in other for block in c)
+    ]
+    if not outermost:  # one block a stage: those of the innermost level that holds no further candidates
+        return [c for c in candidates if not any(o is not c and _inside(o.name, c.name) for o in candidates)]
+    kinds = {type(block.module) for chain in outermost for block in chain}
+    blocks = {block.name for chain in outermost for block in chain}
+    blocks |= {
+        c.name
+        for c in candidates
+        if type(c.module) in kinds and not any(_inside(c.name, b) or _inside(b, c.name) for b in blocks)
+    }
+    return [call for call in candidates if call.name in blocks]
+
+
+def _is_block_like(module: nn.Module) -> bool:
+    weights = [p for p in module.parameters() if p.dim() > 1]
+    return len(weights) >= 2 and any(True for _ in module.children())
+
+
+def _scope(name: str, candidates: set[str]) -> str:
+    """The nearest enclosing module that is itself a candidate; containers are transparent."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if name in candidates:
+            return name
+    return ""
+
+
+def _inside(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(outer + ".")
+
+
+def _chains(blocks: list[Block]) -> list[list[Block]]:
+    """Cut blocks into runs in which each takes the tensor the one before returned and gives the same shape."""
+    chains: list[list[Block]] = []
+    for block in blocks:
+        previous = chains[-1][-1] if chains else None
+        if previous is not None and block.input is previous.output and block.output.shape == previous.output.shape:
+            chains[-1].append(block)
+        else:
+            chains.append([block])
+    return chains
+
+
+def _cut_evenly(chain: list[Block], parts: int) -> list[list[Block]]:
+    """`parts` runs as equal as the length allows, longer ones first."""
+    parts = min(parts, len(chain))
+    lengths = [len(chain) // parts + (part < len(chain) % parts) for part in range(parts)]
+    return _cut_by_length([chain], lengths)
+
+
+def _cut_by_length(chains: list[list[Block]], lengths: Sequence[int]) -> list[list[Block]]:
+    blocks = [block for chain in chains for block in chain]
+    if any(length < 1 for length in lengths) or sum(lengths) != len(blocks):
+        raise AttachError(
+            f"stages={tuple(lengths)} must be positive lengths that sum to the {len(blocks)} blocks found "
+            f"({blocks[0].name} to {blocks[-1].name})"
+        )
+    cut, start = [], 0
+    for length in lengths:
+        cut.append(_checked_chain(blocks[start : start + length]))
+        start += length
+    return cut
+
+
+def _named_chains(model: nn.Module, calls: list[Block], stages: Iterable[Sequence[str]]) -> list[list[Block]]:
+    by_name = {call.name: call for call in calls}
+    modules = dict(model.named_modules())
+    for name in (name for stage in stages for name in stage):
+        if name not in modules:
+            raise AttachError(f"stages= names {name!r}, which is no module of {type(model).__name__}")
+        if name not in by_name:
+            raise AttachError(f"stages= names {name!r}, which does not return one feature map, once in a forward pass")
+    return [_checked_chain([by_name[name] for name in stage]) for stage in stages]
+
+
+def _checked_chain(blocks: list[Block]) -> list[Block]:
+    for before, block in pairwise(blocks):
+        if block.output.shape != before.output.shape:
+            raise AttachError(
+                f"a stage must be of one shape, but {before.name} returns {tuple(before.output.shape[1:])} "
+                f"and {block.name} {tuple(block.output.shape[1:])}"
+            )
+        if block.input is not before.output:
+            raise AttachError(f"{block.name} does not take what {before.name} returns, so they are no one stage")
+    return blocks
+
+
+def _describe(model: nn.Module, chain: list[Block], image_size: Grid) -> Stage:
+    block = chain[-1]
+    shape = block.output.shape
+    if block.output.dim() == 3:
+        return Stage(chain, _token_layout(model, block), shape[-1])
+    kind = "NCHW" if _fits(shape[2:4], image_size) else "NHWC"
+    if kind == "NCHW" and _fits(shape[1:3], image_size):  # both fit: the width is the one the weights know
+        widths = {size for p in block.module.parameters() for size in p.shape}
+        kind = "NHWC" if shape[1] not in widths and shape[3] in widths else "NCHW"
+    if kind == "NHWC" and not _fits(shape[1:3], image_size):
+        raise AttachError(
+            f"{block.name} returns {tuple(shape[1:])}, whose height and width do not follow from the image {image_size}"
+        )
+    return Stage(chain, Layout(kind), shape[1] if kind == "NCHW" else shape[3])  # type: ignore[arg-type]
+
+
+def _fits(grid: Sequence[int], image_size: Grid) -> bool:
+    """Whether `grid` can be the image at a lower resolution: the same reduction in both directions, up to rounding."""
+    (height, width), (image_height, image_width) = grid, image_size
+    reductions = range(1, max(image_size) + 1)
+    return any(
+        abs(height - image_height / reduction) < 1 and abs(width - image_width / reduction) < 1
+        for reduction in reductions
+    )
+
+
+def _token_layout(model: nn.Module, block: Block) -> Layout:
+    tokens = block.output.shape[1]
+    known = getattr(model, "num_prefix_tokens", None)
+    for prefix in [known] if isinstance(known, int) else range(0, min(tokens, 8)):
+        if next(grids_in(block.arguments, tokens - prefix), None) is not None:
+            return Layout("tokens", prefix)
+    for module in model.modules():
+        grid = getattr(module, "grid_size", None)
+        if isinstance(grid, (tuple, list)) and len(grid) == 2 and hasattr(module, "dynamic_feat_size"):
+            prefix = tokens - grid[0] * grid[1]
+            if prefix == known or (known is None and 0 <= prefix < 8):
+                return Layout("tokens", prefix, module)
+    raise AttachError(
+        f"{block.name} returns {tokens} tokens and nothing tells their grid: neither the block's arguments nor a patch "
+        f"embedding of that many patches"
+    )

@@ -1,0 +1,357 @@
+"""Layer attention: a layer reads the layers before it in its stage.
+
+Paper: Cross-Layer Retrospective Retrieving via Layer Attention (MRLA), Fang et al., ICLR 2023,
+https://openreview.net/forum?id=pvgEL1yS3Ql, sections 3 and 4, appendix A.
+
+Let x [B, C, H, W] be the output of a block, the t-th of its stage. Every variant computes
+
+    y = global average of x                        [B, C]
+    q = f_Q(y), k = f_K(y)                         [B, D], a Conv1d over the channels each
+    V = f_V(x)                                     [B, C, H, W], a 3x3 depthwise convolution
+    O = attention of q over the keys and values the variant gives it, head by head
+    x' = x + drop_path(norm(O))
+
+and differs in what O is made of:
+
+    MRLALight   O_t = sigmoid(q_t · k_t / sqrt(d)) V_t + lambda_t ⊙ O_{t-1}                    Eq. 8, Algorithms 3, 4
+    MRLABase    O_t = sum over s <= t of softmax_s(q_t · k_s / sqrt(d)) V_s                    Eq. 6, Algorithms 1, 2
+    MLA         the same, but k_s and V_s are derived anew by layer t: f_K^t(x_s), f_V^t(x_s)  Eq. 4
+    MRLALinear  MRLABase with the kernel φ(q) · φ(k), φ = elu + 1, instead of exp              appendix A.3
+
+CRLA (Table 4 f) is MRLALight with one channel per head. The ablations of Table 4 are options.
+
+Two styles. In a CNN the norm is a BatchNorm2d on O. In a transformer x is normalised by a LayerNorm on the way in and
+O is not normalised on the way out; MRLALight also normalises O_{t-1} and applies GELU to V. Prefix tokens (class,
+distillation, registers) take no part: a host hands over the grid of patch tokens as a map.
+
+Where the text leaves a choice: Algorithms 1 to 4 give O_t as the block's output. Both the norm and the sum with x are
+kept here, because without the sum the network would lose its residual path. Lambda starts from a standard normal, the
+only start the reported results are known to come from.
+
+`reading="published"` is what the authors' program computes where that differs (docs/deviations.md lists it all):
+MRLALight takes the block's shortcut for O_{t-1}; MRLABase has a ReLU between norm and sum in a CNN; in a transformer
+the normalised prefix tokens are added to the prefix tokens. MLA and MRLALinear have no published reading.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from .. import ops
+
+Reading = Literal["paper", "published"]
+Style = Literal["cnn", "transformer"]
+Init = Literal["paper", "identity"]
+Projection = Literal["conv1d", "linear"]
+
+LINEAR_REDUCTION = 16  # Table 4 (d): fully connected q and k map C to C / 16 channels
+
+
+def adaptive_kernel_size(channels: int) -> int:
+    """Kernel size of the Conv1d for q and k: the odd number nearest (log2(C) + 1) / 2, as ECA-Net chooses it."""
+    size = int(abs((math.log2(channels) + 1) / 2))
+    return size if size % 2 else size + 1
+
+
+class LayerAttention(nn.Module):
+    """What the variants share: projections, norms, stochastic depth, the sum with x, and what is recorded in a file.
+
+    Args:
+        channels: C, the width of the block's output.
+        style: "cnn" (norm on the way out) or "transformer" (norm on the way in).
+        channels_per_head: must divide `channels`. The paper: 32 in ResNets, 8 in EfficientNets, 16 in transformers.
+        projection: "conv1d", or "linear" for fully connected q and k of C / 16 channels (Table 4 d).
+        value_conv: False for V = x (Table 4 c).
+        norm_layer: the norm of the "cnn" style.
+        drop_path: probability that a sample skips the attention during training.
+        reading: "paper", or "published" for what the authors' program computes.
+        init: "paper", or "identity" to start as x' = x, so that a trained network keeps its function.
+    """
+
+    readings: ClassVar[tuple[str, ...]] = ("paper",)
+    reads_shortcut: bool = False  # whether forward() wants the block's shortcut
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        style: Style = "cnn",
+        channels_per_head: int = 32,
+        projection: Projection = "conv1d",
+        value_conv: bool = True,
+        norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d,
+        drop_path: float = 0.0,
+        reading: Reading = "paper",
+        init: Init = "paper",
+    ) -> None:
+        super().__init__()
+        _expect("style", style, ("cnn", "transformer"))
+        _expect("projection", projection, ("conv1d", "linear"))
+        _expect("init", init, ("paper", "identity"))
+        if reading not in self.readings:
+            raise ValueError(
+                f"{type(self).__name__} has reading={' or '.join(map(repr, self.readings))}, got {reading!r}"
+            )
+        if channels_per_head < 1 or channels % channels_per_head:
+            raise ValueError(f"expected channels divisible by channels_per_head={channels_per_head}, got {channels}")
+        if projection == "linear" and channels_per_head % LINEAR_REDUCTION:
+            raise ValueError(
+                f"projection='linear' needs channels_per_head divisible by {LINEAR_REDUCTION}, got {channels_per_head}"
+            )
+        self.channels = channels
+        self.heads = channels // channels_per_head
+        self.style = style
+        self.reading = reading
+        self.projection = projection
+
+        if projection == "linear":
+            self.query: nn.Linear | nn.Conv1d = nn.Linear(channels, channels // LINEAR_REDUCTION, bias=False)
+            self.key: nn.Linear | nn.Conv1d = nn.Linear(channels, channels // LINEAR_REDUCTION, bias=False)
+        else:
+            size = adaptive_kernel_size(channels)
+            self.query = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
+            self.key = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
+        self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False) if value_conv else None
+        self.norm_in = nn.LayerNorm(channels, eps=1e-6) if style == "transformer" else None
+        self.norm = norm_layer(channels) if style == "cnn" else None
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.scores = nn.Identity()  # the weights pass through here, [B, heads, t]: hook it to see them
+
+        self.register_state_dict_post_hook(_record_description)
+        self.register_load_state_dict_pre_hook(_refuse_other_description)
+        if init == "identity":
+            self._start_as_identity()
+
+    def forward(self, x: Tensor, memory: Any = None, shortcut: Tensor | None = None) -> tuple[Tensor, Any]:
+        """
+        Args:
+            x: the block's output, [B, C, H, W].
+            memory: what the layer before handed on; None in the first layer of a stage.
+            shortcut: the block's shortcut, used where `reads_shortcut` is set.
+
+        Returns:
+            x' and the memory for the next layer.
+        """
+        if x.shape[1] != self.channels:
+            raise ValueError(f"expected a map of {self.channels} channels, got {tuple(x.shape)}")
+        output, memory = self.attend(_layer_norm(self.norm_in, x), memory, shortcut)
+        if self.norm is not None:
+            output = self.norm(output)
+        return x + self.drop_path(self.activate(output)), memory
+
+    def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
+        """O and the memory for the next layer, from the (in a transformer, normalised) map x."""
+        raise NotImplementedError
+
+    def activate(self, output: Tensor) -> Tensor:
+        return output
+
+    def update_prefix(self, prefix: Tensor) -> Tensor:
+        """What becomes of the prefix tokens [B, P, C] of a transformer: nothing, in the paper's reading."""
+        if self.reading == "published" and self.norm_in is not None:
+            return prefix + self.drop_path(self.norm_in(prefix))
+        return prefix
+
+    def project(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Query and key, [N, D] each, of N averaged maps [N, C]."""
+        if self.projection == "linear":
+            return self.query(pooled), self.key(pooled)
+        weight = torch.cat((self.query.weight, self.key.weight))  # one convolution for both
+        query, key = F.conv1d(pooled[:, None], weight, padding=weight.shape[-1] // 2).unbind(1)
+        return query, key
+
+    @property
+    def value_weight(self) -> Tensor | None:
+        return None if self.value is None else self.value.weight
+
+    def describe(self) -> dict[str, str]:
+        """What the tensors alone do not tell: modules that differ here compute different functions of equal tensors."""
+        return {
+            "mechanism": type(self).__name__,
+            "reading": self.reading,
+            "channels_per_head": str(self.channels // self.heads),
+        }
+
+    def _start_as_identity(self) -> None:
+        """Make O (or its norm) zero with gradients that are not."""
+        zeroed = self.norm or self.value
+        if self.norm_in is not None and (self.value is None or self.reading == "published"):
+            zeroed = self.norm_in  # what the values, and in the published reading the prefix, are made from
+        assert zeroed is not None
+        for parameter in zeroed.parameters():
+            nn.init.zeros_(parameter)
+
+    def extra_repr(self) -> str:
+        return f"channels={self.channels}, heads={self.heads}, style={self.style!r}, reading={self.reading!r}"
+
+
+class MRLALight(LayerAttention):
+    """MRLA-light: O_t = sigmoid(q_t · k_t / sqrt(d)) V_t + lambda_t ⊙ O_{t-1} (Eq. 8 and 9).
+
+    In the paper's reading O_{t-1} is this attention's own output one layer earlier and nothing in the first layer of a
+    stage. In the published one it is the block's shortcut: its input, projected where the block projects it.
+
+    Args:
+        memory: False to leave lambda ⊙ O_{t-1} out (Table 4 b).
+        learn_decay: False to fix lambda to one (Table 4 e).
+        attention: False for the depthwise convolution and the norm alone, no q, k or memory (Table 4 g).
+    """
+
+    readings = ("paper", "published")
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        memory: bool = True,
+        learn_decay: bool = True,
+        attention: bool = True,
+        init: Init = "paper",
+        **shared: Any,
+    ) -> None:
+        super().__init__(channels, init=init, **shared)
+        self.attention = attention
+        self.memory = memory and attention
+        self.reads_shortcut = self.memory and self.reading == "published"
+        if not attention:
+            if self.value is None:
+                raise ValueError("attention=False leaves the depthwise convolution alone, so value_conv must be True")
+            del self.query, self.key
+        self.decay = nn.Parameter(torch.randn(channels)) if self.memory and learn_decay else None
+        self.norm_previous = nn.LayerNorm(channels, eps=1e-6) if self.memory and self.style == "transformer" else None
+        if init == "identity" and self.decay is not None and self.style == "transformer":
+            nn.init.zeros_(self.decay)
+
+    def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
+        gelu = self.style == "transformer"
+        if not self.attention:
+            return ops.depthwise_value(x, self.value_weight, gelu=gelu), None
+        query, key = self.project(x.mean((2, 3)))
+        previous = self._previous(x, shortcut if self.reads_shortcut else memory) if self.memory else None
+        output, gate = ops.light_attention(
+            x, query, key, self.value_weight, previous, self.decay, heads=self.heads, gelu=gelu
+        )
+        self.scores(gate[..., None])
+        return output, (output if self.memory and not self.reads_shortcut else None)
+
+    def _previous(self, x: Tensor, previous: Tensor | None) -> Tensor:
+        if previous is not None:
+            return _layer_norm(self.norm_previous, previous)
+        # O_0 = 0. A product with zero, not a skipped term: every parameter keeps a gradient, as DDP expects.
+        return 0 * _layer_norm(self.norm_previous, x.new_zeros(1, self.channels, 1, 1))
+
+
+class MRLABase(LayerAttention):
+    """MRLA-base: O_t = sum over s <= t of softmax_s(q_t · k_s / sqrt(d)) V_s (Eq. 6 and 9).
+
+    The memory is every key and value of the stage so far, each once: handing them on copies nothing, and the backward
+    pass keeps t maps for a stage of t layers.
+    """
+
+    readings: ClassVar[tuple[str, ...]] = ("paper", "published")
+    weighting: ClassVar[Literal["softmax", "linear"]] = "softmax"
+
+    def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
+        query, key = self.project(x.mean((2, 3)))
+        keys, values = memory if memory is not None else ((), ())
+        keys = (*keys, key)
+        values = (*values, ops.depthwise_value(x, self.value_weight))
+        output, weights = ops.layer_attention(query, keys, values, heads=self.heads, weighting=self.weighting)
+        self.scores(weights)
+        return output, (keys, values)
+
+    def activate(self, output: Tensor) -> Tensor:
+        return F.relu(output) if self.reading == "published" and self.style == "cnn" else output
+
+    def _start_as_identity(self) -> None:
+        if self.reading == "published" and self.style == "cnn":
+            raise ValueError(
+                "init='identity' cannot train the published MRLABase: its ReLU has no gradient where the norm is zero; "
+                "use reading='paper' or init='paper'"
+            )
+        super()._start_as_identity()
+
+
+class MRLALinear(MRLABase):
+    """MRLA with the kernel φ(q) · φ(k), φ = elu + 1, in place of exp(q · k / sqrt(d)) (appendix A.3).
+
+    Args:
+        constant_memory: carry the paper's sums U and Z instead of the layers. Same result; U has one map for every key
+            channel of a head, so this pays only in stages of more layers than a head has channels.
+    """
+
+    readings = ("paper",)
+    weighting = "linear"
+
+    def __init__(self, channels: int, *, constant_memory: bool = False, **shared: Any) -> None:
+        super().__init__(channels, **shared)
+        self.constant_memory = constant_memory
+
+    def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
+        if not self.constant_memory:
+            return super().attend(x, memory, shortcut)
+        query, key = self.project(x.mean((2, 3)))
+        value = ops.depthwise_value(x, self.value_weight)
+        return ops.linear_recurrence(query, key, value, memory, heads=self.heads)
+
+
+class MLA(LayerAttention):
+    """Layer attention as first defined: every layer derives keys and values of all earlier layers anew (Eq. 4).
+
+    The memory is the earlier layers' maps (in a transformer, each normalised by its own layer) and their averages. The
+    published program mixes layers with heads by a reshape that does not move axes; that is not reproduced.
+    """
+
+    def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
+        maps, pooled = memory if memory is not None else ((), ())
+        maps, pooled = (*maps, x), (*pooled, x.mean((2, 3)))
+        queries, keys = self.project(torch.cat(pooled))
+        layers = len(maps)
+        values = [ops.depthwise_value(earlier, self.value_weight) for earlier in maps]
+        output, weights = ops.layer_attention(queries.chunk(layers)[-1], keys.chunk(layers), values, heads=self.heads)
+        self.scores(weights)
+        return output, (maps, pooled)
+
+
+def _expect(option: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise ValueError(f"{option} must be {' or '.join(map(repr, valid))}, got {value!r}")
+
+
+def _layer_norm(norm: nn.Module | None, x: Tensor) -> Tensor:
+    """A LayerNorm over the channels of a [B, C, H, W] map; x itself where there is no norm."""
+    return x if norm is None else norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _record_description(module: nn.Module, state_dict: Any, prefix: str, local_metadata: dict[str, Any]) -> None:
+    local_metadata["layer_attention"] = module.describe()  # type: ignore[operator]
+
+
+def _refuse_other_description(
+    module: nn.Module,
+    state_dict: Any,
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    saved = local_metadata.get("layer_attention")
+    if saved is not None:
+        error_msgs.extend(description_differences(prefix.rstrip("."), saved, module.describe()))  # type: ignore[operator]
+
+
+def description_differences(name: str, saved: dict[str, str], ours: dict[str, str]) -> list[str]:
+    """One sentence for each entry in which a saved module and this one differ, though their tensors may be alike."""
+    return [
+        f"{name} was saved with {entry}={saved[entry]}, this model has {entry}={ours[entry]}: "
+        f"build the model with the saved {entry} to load these weights"
+        for entry in ours
+        if entry in saved and saved[entry] != ours[entry]
+    ]

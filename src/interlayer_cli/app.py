@@ -1,0 +1,68 @@
+"""The `interlayer` command: its subcommands, and how errors reach the user."""
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from . import convert, demo, models, profile, tables
+
+app = typer.Typer(
+    name="interlayer",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Cross-layer attention for vision backbones: look at the models, check them against the papers, measure them.",
+)
+for command in (models.models, tables.tables, convert.convert, profile.profile, demo.demo):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"interlayer {version('interlayer')}")
+        except PackageNotFoundError:
+            typer.echo("interlayer, run from source")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one sentence on stderr and exit code 2, never a traceback.
+
+    INTERLAYER_DEBUG=1 shows the traceback all the same.
+    """
+    try:
+        code = app(standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("stopped", 130)
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("INTERLAYER_DEBUG"):
+            raise
+        _fail(_one_line(str(error)), 2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own errors have it; what else comes here is a bug
+            raise
+        _fail(_one_line(error.format_message()), 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"interlayer: {message}", err=True)
+    sys.exit(code)

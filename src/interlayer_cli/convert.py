@@ -1,0 +1,39 @@
+"""`interlayer convert`: published checkpoints into this library's."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="The authors' checkpoint, .pth or .safetensors.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, .safetensors.")],
+    model: Annotated[str, typer.Option(help="The model it belongs to, such as resnet50_mrla_light.")],
+    reading: Annotated[str, typer.Option(help="The reading the checkpoint was made with.")] = "published",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
+) -> None:
+    """Convert a checkpoint of an author's program to this library's names, as safetensors with its reading recorded.
+
+    Nothing in the file is run (weights_only). Names that are unknown or missing are listed and nothing is written.
+
+    Example: `interlayer convert mrla_resnet50.pth resnet50.safetensors --model resnet50_mrla_light`
+    """
+    from interlayer.models.checkpoints import convert_checkpoint, read_checkpoint, save_weights
+
+    from .names import create
+
+    if target.exists() and not overwrite:
+        raise ValueError(f"{target} exists; give --overwrite to replace it")
+    checkpoint, _ = read_checkpoint(source)
+    classes = next((len(v) for k, v in _tensors(checkpoint).items() if k in ("fc.weight", "head.weight")), None)
+    network = create(model, reading=reading, **({"num_classes": classes} if classes else {}))
+    converted = convert_checkpoint(checkpoint, network)
+    save_weights(network, target, converted)
+    typer.echo(f"{target}: {len(converted)} tensors of {model}, reading {reading!r}")
+
+
+def _tensors(checkpoint):  # type: ignore[no-untyped-def]
+    from interlayer.models.checkpoints import unwrap
+
+    return unwrap(checkpoint)

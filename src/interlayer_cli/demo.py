@@ -1,0 +1,66 @@
+"""`interlayer demo`: attach layer attention to a backbone, see what it costs and which layer reads which."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    backbone: Annotated[str, typer.Option(help="Any timm model.")] = "resnet50",
+    mechanism: Annotated[str, typer.Option(help="mrla_light, mrla_base, mla, mrla_linear or crla.")] = "mrla_light",
+    output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+) -> None:
+    """Attach layer attention to a timm backbone, compare its cost with the plain one, and draw its attention scores.
+
+    The weights are random and the image is a photograph, so the picture shows what can be seen, not what is learned.
+
+    Example: `interlayer demo --backbone convnext_atto --mechanism mrla_base`
+    """
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    import interlayer
+    from interlayer.analysis import Setting, count_flops, count_parameters, measure_inference
+
+    from .names import create
+
+    output.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    plain = create(backbone)
+    attached = interlayer.attach(create(backbone), mechanism)
+    console = Console()
+    models = (plain, attached)
+    with Console(stderr=True).status("measuring"):
+        rows: list[tuple[str, list[float], str]] = [
+            ("parameters", [count_parameters(model) for model in models], "{:,.0f}"),
+            ("FLOPs (G)", [count_flops(model) / 1e9 for model in models], "{:.3f}"),
+            ("latency (ms)", [measure_inference(model, Setting(1, steps=15)) * 1e3 for model in models], "{:.1f}"),
+        ]
+    table = Table("", backbone, f"+ {mechanism}", "ratio", title="one image on the CPU")
+    for name, (without, with_attention), form in rows:
+        ratio = with_attention / without
+        table.add_row(name, form.format(without), form.format(with_attention), f"{ratio:.3f}")
+    console.print(table)
+
+    figure = interlayer.plot_layer_scores(
+        interlayer.layer_scores(attached, _photograph(attached)),
+        title=f"Which layer reads which: {backbone} + {mechanism}, untrained",
+    )
+    picture = output / f"{backbone}_{mechanism}_scores.png"
+    figure.savefig(picture, dpi=150)
+    console.print(f"attention scores drawn in {picture}")
+
+
+def _photograph(model):  # type: ignore[no-untyped-def]
+    """matplotlib's sample photograph, prepared as timm prepares images for `model`."""
+    import timm
+    from matplotlib import cbook
+    from PIL import Image
+
+    config = timm.data.resolve_model_data_config(model)
+    with cbook.get_sample_data("grace_hopper.jpg") as file:
+        image = Image.open(file).convert("RGB")
+    return timm.data.create_transform(**config)(image)[None]

@@ -1,0 +1,48 @@
+"""`interlayer models`: what the library registers with timm."""
+
+from typing import Annotated
+
+import typer
+
+
+def models(
+    pattern: Annotated[str, typer.Argument(help="Shell-style pattern, such as 'resnet50_*'.")] = "*",
+    parameters: Annotated[
+        bool, typer.Option("--parameters", help="Count the parameters, ours and the backbone's.")
+    ] = False,
+) -> None:
+    """List the models that `import interlayer` registers with timm.
+
+    Examples: `interlayer models`, `interlayer models 'deit_*' --parameters`
+    """
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from interlayer.models import backbone_of, list_models
+
+    names = list_models(pattern)
+    if not names:
+        raise ValueError(f"no model matches {pattern!r}; `interlayer models` lists them all")
+    table = Table("model", "backbone")
+    if parameters:
+        table.add_column("parameters", justify="right")
+        table.add_column("added", justify="right")
+    progress = Console(stderr=True)
+    for name in track(names, "counting", console=progress, transient=True, disable=not parameters):
+        row = [name, backbone_of(name) if backbone_of(name) != name else ""]
+        if parameters:
+            ours, plain = (_count(model) for model in (name, backbone_of(name)))
+            row += [f"{ours:,}", f"+{ours - plain:,}" if ours != plain else ""]
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _count(name: str) -> int:
+    import timm
+    import torch
+
+    from interlayer.analysis import count_parameters
+
+    with torch.device("meta"):
+        return count_parameters(timm.create_model(name))

@@ -1,0 +1,97 @@
+"""`interlayer profile`: what models cost, against their plain backbones."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def profile(
+    names: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Models to measure, timm's or this library's.")
+    ],
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 8,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Image size; the model's own unless given.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    precision: Annotated[str, typer.Option(help="float32, or autocast to bfloat16 or float16.")] = "float32",
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Use the channels_last memory format.")
+    ] = False,
+    compile_models: Annotated[bool, typer.Option("--compile", help="Measure torch.compile'd models.")] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Steps timed; the median is printed.")] = 5,
+) -> None:
+    """Measure parameters, FLOPs, memory of a training step and throughput, each also as a ratio to the plain backbone.
+
+    The plain backbones of the models named are measured too, in the same run.
+
+    Example: `interlayer profile resnet50_mrla_light resnet50_mrla_base --batch-size 16`
+    """
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from interlayer.analysis import Cost, Setting, measure
+    from interlayer.models import backbone_of
+
+    from .names import create
+
+    if precision not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"--precision must be float32, bfloat16 or float16, got {precision!r}")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: torch sees no such device here, use --device cpu")
+    setting = Setting(batch_size, image_size, device, precision, channels_last, compile_models, steps)  # type: ignore[arg-type]
+    order = list(dict.fromkeys(name for model in names for name in (backbone_of(model), model)))
+    costs: dict[str, Cost] = {}
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(order))
+        for name in order:
+            network = create(name)
+
+            def report(what: str, name: str = name) -> None:
+                progress.update(task, description=f"{name}: {what}")
+
+            costs[name] = measure(network, setting, report)
+            progress.update(task, advance=1)
+            del network
+            if device.startswith("cuda"):
+                torch.cuda.empty_cache()
+    where = torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
+    how = ", ".join(
+        part
+        for part in (
+            f"batch {batch_size}",
+            f"{image_size} pixels" if image_size else "",
+            precision,
+            "channels_last" if channels_last else "",
+            "compiled" if compile_models else "",
+        )
+        if part
+    )
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(_table(f"{where}; {how}", order, costs, backbone_of))
+
+
+def _table(title: str, order: list[str], costs: Any, backbone_of: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, caption="in brackets: ratio to the plain backbone; memory: peak of a training step")
+    table.add_column("model")
+    for column in ("parameters", "GFLOPs", "memory", "training step", "training img/s", "inference img/s"):
+        table.add_column(column, justify="right")
+    for name in order:
+        cost, plain = costs[name], costs[backbone_of(name)]
+
+        def ratio(get: Any, cost: Any = cost, plain: Any = plain) -> str:
+            return "" if cost is plain else f" ({get(cost) / get(plain):.2f}x)"
+
+        table.add_row(
+            name,
+            f"{cost.parameters / 1e6:.2f}M" + ratio(lambda c: c.parameters),
+            f"{cost.flops / 1e9:.2f}" + ratio(lambda c: c.flops),
+            f"{cost.memory / 2**30:.2f} GiB" + ratio(lambda c: c.memory),
+            f"{cost.train_seconds * 1e3:.1f} ms" + ratio(lambda c: c.train_seconds),
+            f"{cost.train_throughput:.1f}" + ratio(lambda c: c.train_throughput),
+            f"{cost.inference_throughput:.1f}" + ratio(lambda c: c.inference_throughput),
+        )
+    return table
