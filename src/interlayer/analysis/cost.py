@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..hosts.stages import probe_image
+from ..hosts import evaluating, probe_image
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
@@ -46,7 +46,7 @@ def count_flops(
     "torch": half of what `torch.utils.flop_counter` counts: convolutions and all matrix products, nothing else.
     """
     image = probe_image(model, image_size)
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         if convention == "torch":
             counter = FlopCounterMode(display=False)
             with counter:
@@ -81,17 +81,6 @@ class _PaperCounter(TorchFunctionMode):
 def _is_global_pool(args: Any, kwargs: Any) -> bool:
     dims = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
     return args[0].dim() == 4 and isinstance(dims, (tuple, list)) and sorted(d % 4 for d in dims) in ([2, 3], [1, 2])
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @dataclass(frozen=True)
@@ -172,7 +161,7 @@ def _time_inference(run: Callable[..., Any], model: nn.Module, images: Tensor, s
         with torch.no_grad(), _autocast(setting):
             run(images)
 
-    with _evaluating(model):
+    with evaluating(model):
         infer()
         return _median_seconds(infer, setting)
 

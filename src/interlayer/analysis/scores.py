@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..hosts import attached_blocks, attached_mechanisms
+from ..hosts import attached_blocks, attached_mechanisms, evaluating
 from ..mechanisms import LayerAttention, MRLALight
 
 
@@ -69,14 +69,8 @@ def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
     if not stages:
         raise ValueError(f"{type(model).__name__} has no layer attention attached: see interlayer.attach")
     names = {id(mechanism): name for name, mechanism in attached_mechanisms(model).items()}
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with capture_scores(model) as captured:
-            model(images)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(model), capture_scores(model) as captured:
+        model(images)
     result = []
     for _, layers in sorted(stages.items()):
         blocks = tuple(name for name, _ in layers)

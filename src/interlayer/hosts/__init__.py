@@ -9,7 +9,8 @@ from .attach import (
     detach,
     load_backbone,
 )
-from .stages import AttachError, find_stages
+from .probe import AttachError, evaluating, probe_image
+from .stages import find_stages
 
 __all__ = [
     "MECHANISMS",
@@ -19,6 +20,8 @@ __all__ = [
     "attached_blocks",
     "attached_mechanisms",
     "detach",
+    "evaluating",
     "find_stages",
     "load_backbone",
+    "probe_image",
 ]

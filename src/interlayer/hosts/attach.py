@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
@@ -15,7 +16,8 @@ from ..mechanisms import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from ..mechanisms.mrla import Init, Reading, Style
 from .carry import AttachedBlock, AttachedModel, Extended, RecordingPatchEmbed, Slot, extend, restore
 from .layout import Grid
-from .stages import AttachError, Block, Stage, Stages, find_stages
+from .probe import AttachError, evaluating, probe_image, reason
+from .stages import Block, Stage, Stages, find_stages
 
 SLOT = "mrla"  # the name under which a block holds its layer attention, and so the prefix of its parameters
 
@@ -116,6 +118,14 @@ def attach(
         raise AttachError(f"{type(model).__name__} has no block with an identity skip; blocks='all' takes every block")
     for number, (stage, chosen, made) in enumerate(placed):
         _install(model, number, stage, chosen, made)
+    try:
+        with evaluating(model), torch.no_grad():
+            model(probe_image(model, image_size))
+    except Exception as error:
+        detach(model)
+        raise AttachError(
+            f"{type(model).__name__} does not run with {mechanism} in its blocks and was left as it was: {reason(error)}"
+        ) from error
     return model
 
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
 
 from . import residual
 from .layout import Layout
@@ -36,6 +38,9 @@ class Carried:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is checkpoint:  # torch.compile asks here; the memory belongs into the checkpoint
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         return func(*release(args), **release(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
@@ -51,7 +56,7 @@ class Carried:
 _pytree.register_pytree_node(
     Carried,
     lambda carried: ([carried.x, carried.memories], carried.grid),
-    lambda children, grid: Carried(*children, grid),
+    lambda children, grid: Carried(*children, grid=grid),  # type: ignore[misc]
 )
 
 
@@ -131,10 +136,10 @@ class AttachedBlock(Extended):
                 output, shortcut = residual.output_and_shortcut(self, x)
             else:
                 shortcut = x
-                output = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+                output = self._run_block(x, *args, **kwargs)
             shortcut = shortcut if shortcut.shape == output.shape else None
         else:
-            output = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            output = self._run_block(x, *args, **kwargs)
 
         layout = self.interlayer_layout
         if grid is None:
@@ -157,6 +162,15 @@ class AttachedBlock(Extended):
                 handed_on[slot.name] = memory
         output = layout.from_map(feature_map, prefix)
         return Carried(output, handed_on, grid) if handed_on else output
+
+    def _run_block(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, nn.Sequential):
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        attached = {slot.name for slot in self.interlayer_slots}
+        for name, child in self.named_children():  # a Sequential would run the mechanisms as parts of itself
+            if name not in attached:
+                x = child(x)
+        return x
 
 
 class AttachedModel(Extended):

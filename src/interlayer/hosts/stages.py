@@ -17,15 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from .layout import Grid, Layout, grids_in
+from .probe import AttachError, evaluating, probe_image, reason
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 ISOTROPIC_STAGES = 3  # a network of one shape throughout is cut into three stages, as the paper cuts DeiT (B.1.1)
 
 Stages = Sequence[int] | Sequence[Sequence[str]]
-
-
-class AttachError(ValueError):
-    """The network has no place for the mechanism; the message says why."""
 
 
 @dataclass
@@ -40,7 +36,7 @@ class Block:
 
     @property
     def is_container(self) -> bool:
-        return type(self.module) in CONTAINERS
+        return type(self.module) is nn.Sequential
 
     @property
     def identity_skip(self) -> bool:
@@ -75,13 +71,13 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     calls = _record_calls(model, image)
     if stages is not None and not all(isinstance(stage, int) for stage in stages):
         return [_describe(model, chain, size) for chain in _named_chains(model, calls, stages)]  # type: ignore[arg-type]
-    blocks = _find_blocks([call for call in calls if not call.is_container]) or _find_blocks(calls)
+    blocks = _find_blocks([call for call in calls if not call.is_container]) or _find_blocks(calls, singles=False)
     found, reasons = [], []
     for chain in _chains(blocks):
         try:
             found.append(_describe(model, chain, size))
-        except AttachError as reason:
-            reasons.append(str(reason))
+        except AttachError as error:
+            reasons.append(str(error))
     if not found:
         raise AttachError(
             f"{type(model).__name__} has no blocks to attach to: "
@@ -102,33 +98,6 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     return [_describe(model, chain, size) for chain in chains]
 
 
-def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tensor:
-    """One image of the size the model was made for, on its device and in its dtype."""
-    first = next((p for p in model.parameters() if p.dim() > 1 and p.is_floating_point()), None)
-    if first is None:
-        raise AttachError(f"{type(model).__name__} has no weights")
-    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    channels, height, width = config.get("input_size", (3, 224, 224))
-    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-    first_convolution = convolutions.get(config.get("first_conv") or "") if config else None
-    if first_convolution is None and not config:
-        first_convolution = next(iter(convolutions.values()), None)
-    if first_convolution is not None:
-        channels = first_convolution.in_channels
-    embed = next((m for m in model.modules() if getattr(m, "img_size", None) and hasattr(m, "grid_size")), None)
-    if embed is not None:
-        height, width = _pair(embed.img_size)  # type: ignore[arg-type]
-    if image_size is not None:
-        height, width = _pair(image_size)
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    image = torch.randn(1, channels, height, width, generator=generator, device="cpu")
-    return image.to(device=first.device, dtype=first.dtype)
-
-
-def _pair(size: int | Sequence[int]) -> Grid:
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
 def _record_calls(model: nn.Module, image: Tensor) -> list[Block]:
     """Every call of a module in one forward pass that takes and returns a feature map, in the order of their ends."""
     calls: list[Block] = []
@@ -143,27 +112,23 @@ def _record_calls(model: nn.Module, image: Tensor) -> list[Block]:
                 calls.append(Block(name, module, first, output, (*args[1:], *kwargs.values())))
 
         handles.append(module.register_forward_hook(record, with_kwargs=True))
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             model(image)
     except Exception as error:
         raise AttachError(
-            f"{type(model).__name__} did not run on a probe image of shape {tuple(image.shape)} ({error}); "
+            f"{type(model).__name__} did not run on a probe image of shape {tuple(image.shape)} ({reason(error)}); "
             f"give the size it takes with image_size="
         ) from error
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes:
-            module.training = mode
     times = [call.name for call in calls]
     return [call for call in calls if times.count(call.name) == 1]  # a module called twice is no single layer
 
 
-def _find_blocks(calls: list[Block]) -> list[Block]:
-    """The calls that are blocks, in the order they run."""
+def _find_blocks(calls: list[Block], singles: bool = True) -> list[Block]:
+    """The calls that are blocks, in the order they run. `singles` admits networks of one block a stage."""
     candidates = [call for call in calls if call.input is not None and _is_block_like(call.module)]
     scopes: dict[str, list[Block]] = {}
     names = {call.name for call in candidates}
@@ -176,8 +141,11 @@ def _find_blocks(calls: list[Block]) -> list[Block]:
         for chain in chains
         if not any(_inside(scope, block.name) for other in repeated.values() for c in other for block in c)
     ]
-    if not outermost:  # one block a stage: those of the innermost level that holds no further candidates
-        return [c for c in candidates if not any(o is not c and _inside(o.name, c.name) for o in candidates)]
+    if not outermost:  # one block a stage: modules of one class, each of another shape, with no candidates inside
+        innermost = [c for c in candidates if not any(o is not c and _inside(o.name, c.name) for o in candidates)]
+        alike = [c for c in innermost if type(c.module) is type(innermost[-1].module)]
+        shapes = {tuple(c.output.shape) for c in alike}
+        return alike if singles and len(alike) > 1 and len(shapes) == len(alike) else []
     kinds = {type(block.module) for chain in outermost for block in chain}
     blocks = {block.name for chain in outermost for block in chain}
     blocks |= {

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .backend import Operation
+from .dispatch import Operation
 
 LINEAR_EPS = 1e-6  # added to the normaliser of the linearised form
 

@@ -1,0 +1,60 @@
+"""Running a model to see how it is built, and leaving it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .layout import Grid
+
+
+class AttachError(ValueError):
+    """The network has no place for the mechanism; the message says why."""
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the `with` block; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tensor:
+    """One image of the size the model was made for, on its device and in its dtype."""
+    first = next((p for p in model.parameters() if p.dim() > 1 and p.is_floating_point()), None)
+    if first is None:
+        raise AttachError(f"{type(model).__name__} has no weights")
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    channels, height, width = config.get("input_size", (3, 224, 224))
+    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    first_convolution = convolutions.get(config.get("first_conv") or "") if config else None
+    if first_convolution is None and not config:
+        first_convolution = next(iter(convolutions.values()), None)
+    if first_convolution is not None:
+        folded = (4 * channels, 16 * channels)  # a stem that folds 2x2 or 4x4 pixels into channels before it convolves
+        channels = channels if first_convolution.in_channels in folded else first_convolution.in_channels
+    embed = next((m for m in model.modules() if getattr(m, "img_size", None) and hasattr(m, "grid_size")), None)
+    if embed is not None:
+        height, width = _pair(embed.img_size)  # type: ignore[arg-type]
+    if image_size is not None:
+        height, width = _pair(image_size)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    image = torch.randn(1, channels, height, width, generator=generator, device="cpu")
+    return image.to(device=first.device, dtype=first.dtype)
+
+
+def reason(error: Exception) -> str:
+    """An error's message on one line, or its kind where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _pair(size: int | Sequence[int]) -> Grid:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

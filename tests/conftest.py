@@ -1,0 +1,30 @@
+"""What every test shares: two threads, a fixed seed, and where to find files that are not part of the project."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    yield
+    if "torch._dynamo" in __import__("sys").modules:
+        torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def reference_folder() -> Path:
+    """Fixtures of the published models: state-dict names and logits, named by INTERLAYER_REFERENCE."""
+    folder = os.environ.get("INTERLAYER_REFERENCE")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("INTERLAYER_REFERENCE names no folder with the published models' fixtures")
+    return Path(folder)
