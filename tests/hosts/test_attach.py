@@ -92,7 +92,10 @@ def test_stages_can_be_given_as_lengths_or_names():
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ((2, 2, 2), r"stages=\(2, 2, 2\) must be positive lengths that sum to the 8 blocks found \(layer1.0 to layer4.1\)"),
+        (
+            (2, 2, 2),
+            r"stages=\(2, 2, 2\) must be positive lengths that sum to the 8 blocks found \(layer1.0 to layer4.1\)",
+        ),
         ((3, 5), "a stage must be of one shape, but layer1.1 returns"),
         ([["layer1.9"]], "stages= names 'layer1.9', which is no module of ResNet"),
         ([["layer1.0", "layer1.0"]], "layer1.0 does not take what layer1.0 returns"),

@@ -142,7 +142,15 @@ class LayerAttention(nn.Module):
         output, memory = self.attend(_layer_norm(self.norm_in, x), memory, shortcut)
         if self.norm is not None:
             output = self.norm(output)
-        return x + self.drop_path(self.activate(output)), memory
+        return self._add(x, self.activate(output)), memory
+
+    def _add(self, x: Tensor, output: Tensor) -> Tensor:
+        """x + drop_path(output), the mask and the sum in one pass over the map."""
+        rate = getattr(self.drop_path, "drop_prob", 0.0)
+        if not self.training or not rate:
+            return x + output
+        mask = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(1 - rate).div_(1 - rate)
+        return torch.addcmul(x, output.to(x.dtype), mask)
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         """O and the memory for the next layer, from the (in a transformer, normalised) map x."""

@@ -76,9 +76,7 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
 
 def unwrap(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a checkpoint, whatever it is wrapped in."""
-    for wrapper in WRAPPERS:
-        if isinstance(state_dict.get(wrapper), Mapping):
-            state_dict = state_dict[wrapper]
+    state_dict = _innermost(state_dict)
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError("the checkpoint holds no tensors under any of " + ", ".join(WRAPPERS))
@@ -86,6 +84,13 @@ def unwrap(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
+
+
+def _innermost(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    for wrapper in WRAPPERS:
+        if isinstance(checkpoint.get(wrapper), Mapping):
+            checkpoint = checkpoint[wrapper]
+    return checkpoint
 
 
 def _renamed(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -136,7 +141,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
         ) from error
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, expected a state dict")
-    return dict(checkpoint), {}
+    recorded = getattr(_innermost(checkpoint), "_metadata", {})  # torch.save keeps it beside the tensors
+    descriptions = {name: entry["layer_attention"] for name, entry in recorded.items() if "layer_attention" in entry}
+    return dict(checkpoint), descriptions
 
 
 def describe(model: nn.Module) -> dict[str, dict[str, str]]:
@@ -187,10 +194,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     ]
     if differences:
         raise CheckpointError(f"{path}: {differences[0]}")
-    if not hasattr(state_dict, "_metadata") and any(isinstance(state_dict.get(w), Mapping) for w in WRAPPERS):
-        state_dict = unwrap(state_dict)
-    _check_names(state_dict, model.state_dict())
-    model.load_state_dict(state_dict)
+    tensors = unwrap(state_dict)
+    _check_names(tensors, model.state_dict())
+    model.load_state_dict(tensors)
 
 
 def _own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,74 @@
+"""Were these wrong, the figures users compare models by would be wrong."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import interlayer  # noqa: F401
+from interlayer.analysis import Setting, count_flops, count_parameters, measure
+
+
+def test_paper_convention_by_hand():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    model.append(nn.Linear(8, 4))
+    convolution, norm, pool, linear = 8 * 16 * 16 * 27, 2 * 8 * 16 * 16, 8 * 16 * 16, 8 * 4
+    assert count_flops(model, 16) == convolution + norm + pool + linear
+    assert count_flops(model, 16, convention="torch") == convolution + linear
+
+
+@pytest.mark.parametrize(
+    ("name", "paper", "torchs"),
+    [
+        ("resnet50", 4.112, 4.089),
+        ("resnet50_mrla_light", 4.178, 4.139),
+        ("resnet101_mrla_light", 7.942, None),
+        ("resnet152_mrla_light", 11.717, None),
+    ],
+)
+def test_flops_of_the_papers_models(name, paper, torchs):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert count_flops(model) / 1e9 == pytest.approx(paper, abs=1e-3)
+    if torchs:
+        assert count_flops(model, convention="torch") / 1e9 == pytest.approx(torchs, abs=1e-3)
+
+
+def test_layer_parameters_leave_out_what_belongs_to_no_layer():
+    with torch.device("meta"):
+        vit = timm.create_model("deit_tiny_patch16_224")
+        efficientnet = timm.create_model("efficientnet_b0")
+    assert count_parameters(vit) - count_parameters(vit, layers_only=True) == 192 + 197 * 192
+    assert count_parameters(efficientnet) == count_parameters(efficientnet, layers_only=True)
+
+
+def test_measured_memory_grows_with_what_is_kept():
+    """The peak must hold at least weights, gradients, momentum and the activations kept for backward."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.ReLU())
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 256), model)
+    weights = 4 * sum(p.numel() for p in model.parameters())
+    small, large = (measure(model, Setting(batch, 16, steps=1)) for batch in (4, 4096))
+    assert small.memory >= 3 * weights
+    assert small.memory < 3.5 * weights
+    kept = 4 * 4096 * (5 * 256)
+    assert large.memory - small.memory > kept
+    assert large.memory - small.memory < 3 * kept
+
+
+def test_measure_reports_progress_and_leaves_sensible_figures():
+    told = []
+    cost = measure(timm.create_model("resnet10t", num_classes=5), Setting(2, 64, steps=2), told.append)
+    assert told == ["counting", "warming up", "memory", "training step", "inference"]
+    assert cost.train_seconds > cost.inference_seconds > 0
+    assert cost.train_throughput == pytest.approx(2 / cost.train_seconds)
+    assert cost.flops == count_flops(timm.create_model("resnet10t", num_classes=5), 64)
+
+
+def test_measure_in_low_precision_and_channels_last():
+    cost = measure(
+        timm.create_model("resnet10t", num_classes=5),
+        Setting(2, 64, precision="bfloat16", channels_last=True, steps=1),
+    )
+    assert cost.memory > 0

@@ -1,0 +1,96 @@
+"""Were these wrong, the picture of which layer reads which would not show what the network computes."""
+
+import pytest
+import timm
+import torch
+
+import interlayer
+from interlayer.analysis import capture_scores
+from interlayer.hosts import attached_mechanisms
+
+IMAGES = torch.randn(2, 3, 64, 64)
+
+
+def make(mechanism, name="resnet26", **options):
+    extra = {} if name.startswith("res") else {"img_size": 64, "depth": 6}
+    return interlayer.attach(timm.create_model(name, num_classes=5, **extra), mechanism, image_size=64, **options)
+
+
+@pytest.mark.parametrize("mechanism", ["mrla_base", "mla", "mrla_linear"])
+@pytest.mark.parametrize("name", ["resnet26", "vit_tiny_patch16_224"])
+def test_rows_are_attention_weights(mechanism, name):
+    stages = interlayer.layer_scores(make(mechanism, name), IMAGES)
+    assert len(stages) == (4 if name == "resnet26" else 3)
+    for stage in stages:
+        size = len(stage.blocks)
+        assert stage.scores.shape[0] == 2
+        assert stage.scores.shape[2:] == (size, size)
+        torch.testing.assert_close(stage.scores.sum(-1), torch.ones(stage.scores.shape[:-1]), atol=1e-4, rtol=0)
+        assert torch.equal(stage.scores, stage.scores.tril()), "no layer reads a later one"
+    assert stages[0].name == ("layer1.0 to layer1.1" if name == "resnet26" else "blocks.0 to blocks.1")
+
+
+def test_light_scores_rebuild_its_output():
+    """With one channel per head the matrix times the stage's values must be what the recurrence gave."""
+    model = make("crla").eval()
+    stage = interlayer.layer_scores(model, IMAGES)[0]
+    seen = []
+    for block in model.layer1:
+        block.mrla.value.register_forward_pre_hook(lambda m, args: None)
+        block.mrla.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    outputs = []
+    model.layer1[1].mrla.norm.register_forward_pre_hook(lambda m, args: outputs.append(args[0]))
+    model(IMAGES)
+    values = [block.mrla.value(x) for block, x in zip(model.layer1, seen, strict=True)]
+    weights = stage.scores[:, :, 1, :, None, None]  # [B, C, 2, 1, 1]: heads are channels
+    rebuilt = weights[:, :, 0] * values[0] + weights[:, :, 1] * values[1]
+    torch.testing.assert_close(rebuilt, outputs[0], atol=1e-4, rtol=1e-4)
+
+
+def test_published_light_reads_its_own_layer_and_the_shortcut():
+    model = make("mrla_light", reading="published")
+    scores = interlayer.layer_scores(model, IMAGES)[0].scores
+    mean_decay = model.layer1[1].mrla.decay.unflatten(0, (-1, 32)).mean(-1)
+    torch.testing.assert_close(scores[0, :, 1, 0], mean_decay)
+    assert (scores.diagonal(dim1=2, dim2=3) > 0).all()
+
+
+def test_capture_leaves_nothing_behind():
+    model = make("mrla_base")
+    with pytest.raises(RuntimeError), capture_scores(model) as captured:
+        model(IMAGES)
+        assert captured.keys() == attached_mechanisms(model).keys()
+        raise RuntimeError
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_mode_is_restored_and_nothing_is_trained():
+    model = make("mrla_base").train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    interlayer.layer_scores(model, IMAGES)
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_models_without_scores_say_so():
+    with pytest.raises(ValueError, match="has no layer attention attached"):
+        interlayer.layer_scores(timm.create_model("resnet18"), IMAGES)
+    with pytest.raises(ValueError, match=r"layer1.0 gives no scores: attention=False has none"):
+        interlayer.layer_scores(make("mrla_light", attention=False), IMAGES)
+
+
+@pytest.mark.parametrize("mechanism", ["mrla_light", "mrla_base"])
+def test_heatmaps(mechanism, tmp_path):
+    stages = interlayer.layer_scores(make(mechanism), IMAGES)
+    figure = interlayer.plot_layer_scores(stages)
+    heatmaps = [axes for axes in figure.axes if axes.images]
+    assert len(heatmaps) == 4
+    shown = heatmaps[0].images[0].get_array()
+    assert shown.mask[0, 1], "what a layer cannot read is left blank"
+    assert float(shown[1, 0]) == pytest.approx(float(stages[0].scores.mean((0, 1))[1, 0]))
+    one_head = interlayer.plot_layer_scores(stages, head=1).axes[0].images[0].get_array()
+    assert float(one_head[1, 0]) == pytest.approx(float(stages[0].scores.mean(0)[1, 1, 0]))
+    figure.savefig(tmp_path / "scores.png")
+    assert (tmp_path / "scores.png").stat().st_size > 5000
+    with pytest.raises(ValueError, match="head must be from 0 to 7, got 8"):
+        interlayer.plot_layer_scores(stages, head=8)

@@ -1,0 +1,162 @@
+"""The command line as a user runs it, in a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+
+import interlayer
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-c", "from interlayer_cli.app import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def fails(*arguments):
+    """The one sentence a failing command prints."""
+    result = run(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("interlayer: ")
+    return lines[0]
+
+
+def test_help_is_quick_and_names_every_command():
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = run("--help")
+        times.append(time.perf_counter() - start)
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in ("models", "tables", "convert", "profile", "demo"))
+    assert min(times) < 1.5
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys; import interlayer_cli.app; print([m for m in ('torch', 'timm', 'matplotlib') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["models", "tables", "convert", "profile", "demo"])
+def test_every_command_explains_itself_with_an_example(command):
+    result = run(command, "--help")
+    assert result.returncode == 0
+    assert f"interlayer {command}" in result.stdout
+
+
+def test_version():
+    assert run("--version").stdout.strip() == f"interlayer {interlayer.__version__}"
+
+
+def test_models():
+    result = run("models", "deit_tiny_*", "--parameters")
+    assert result.returncode == 0
+    assert "deit_tiny_mrla_light" in result.stdout
+    assert "5,749,792" in result.stdout
+    assert "no model matches 'alexnet*'" in fails("models", "alexnet*")
+
+
+def test_tables():
+    result = run("tables", "mrla")
+    assert result.returncode == 0, result.stderr
+    assert "every figure that should agree does" in result.stdout
+    assert "4.178" in result.stdout
+    assert "unknown paper 'nobody', expected one of mrla" in fails("tables", "nobody")
+
+
+def test_tables_exits_1_on_a_difference():
+    program = (
+        "import interlayer.analysis.tables as t; "
+        "t.TABLES['mrla'] = lambda: [t.PaperRow('1', 'wrong', 'resnet18', 12.9, 1.8)]; "
+        "import sys; sys.argv = ['interlayer', 'tables', 'mrla']; from interlayer_cli.app import main; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "does not agree with the paper: table 1, wrong: parameters" in result.stderr
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A checkpoint as the authors' program writes one."""
+    model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
+    renames = {"decay": "lambda_t", "query.weight": "mrla.Wq.weight", "key.weight": "mrla.Wk.weight"}
+    renames["value.weight"] = "mrla.Wv.weight"
+    state = {}
+    for name, tensor in model.state_dict().items():
+        head, found, tail = name.partition(".mrla.")
+        if found:
+            name = f"{head}.bn_mrla.{tail[5:]}" if tail.startswith("norm.") else f"{head}.mrla.{renames[tail]}"
+        state[f"module.{name}"] = tensor
+    torch.save({"state_dict": state, "epoch": 100, "best_acc1": 77.7}, tmp_path / "checkpoint.pth")
+    return tmp_path / "checkpoint.pth", model
+
+
+def test_convert(published, tmp_path):
+    source, model = published
+    target = tmp_path / "converted.safetensors"
+    result = run("convert", source, target, "--model", "resnet18_mrla_light")
+    assert result.returncode == 0, result.stderr
+    assert "tensors of resnet18_mrla_light, reading 'published'" in result.stdout
+    with safe_open(target, framework="pt") as file:
+        assert '"reading": "published"' in file.metadata()["interlayer"]
+    other = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
+    interlayer.load_weights(other, target)
+    assert torch.equal(other.layer4[1].mrla.decay, model.layer4[1].mrla.decay)
+    assert "exists; give --overwrite" in fails("convert", source, target, "--model", "resnet18_mrla_light")
+    paper = timm.create_model("resnet18_mrla_light", num_classes=4)
+    with pytest.raises(interlayer.CheckpointError, match="was saved with reading=published"):
+        interlayer.load_weights(paper, target)
+
+
+def test_convert_refuses_what_does_not_fit_and_writes_nothing(published, tmp_path):
+    source, _ = published
+    target = tmp_path / "converted.safetensors"
+    assert "unknown model 'resnet19_mrla_light'; did you mean" in fails(
+        "convert", source, target, "--model", "resnet19_mrla_light"
+    )
+    wrong = fails("convert", source, target, "--model", "resnet34_mrla_light")
+    assert "missing: layer1.2.conv1.weight" in wrong
+    assert "build it with reading='published'" in fails(
+        "convert", source, target, "--model", "resnet18_mrla_light", "--reading", "paper"
+    )
+    assert "no such file" in fails("convert", tmp_path / "absent.pth", target, "--model", "resnet18_mrla_light")
+    (tmp_path / "noise.pth").write_bytes(os.urandom(100))
+    assert "cannot be read as a checkpoint" in fails(
+        "convert", tmp_path / "noise.pth", target, "--model", "resnet18_mrla_light"
+    )
+    assert not target.exists()
+
+
+def test_profile():
+    result = run("profile", "resnet18_mrla_light", "--batch-size", 2, "--image-size", 64, "--steps", 1)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("resnet18") >= 2, "the plain backbone is measured too"
+    assert "x)" in result.stdout
+    assert "unknown model 'resnet18_mrla_ligth'; did you mean resnet18_mrla_light" in fails(
+        "profile", "resnet18_mrla_ligth"
+    )
+    assert "--precision must be float32" in fails("profile", "resnet18", "--precision", "int8")
+    assert "Invalid value" in fails("profile", "resnet18", "--batch-size", "many")
+
+
+def test_demo(tmp_path):
+    result = run("demo", "--backbone", "resnet10t", "--output", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert "latency" in result.stdout
+    assert (tmp_path / "out" / "resnet10t_mrla_light_scores.png").stat().st_size > 5000
+    assert "has no blocks to attach to" in fails("demo", "--backbone", "vgg11", "--output", tmp_path)
+
+
+def test_unknown_commands_and_options():
+    assert "No such command" in fails("trian")
+    assert "No such option" in fails("models", "--colour")

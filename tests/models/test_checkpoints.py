@@ -1,0 +1,190 @@
+"""Were these wrong, published weights would compute something else here, or a file would be half-written or misread."""
+
+import errno
+import importlib.util
+import json
+import os
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import interlayer
+from interlayer.models import checkpoints
+
+PUBLISHED = {
+    "mrla_resnet50_light": "resnet50_mrla_light",
+    "mrla_resnet50_base": "resnet50_mrla_base",
+    "mrla_deit_tiny_light": "deit_tiny_mrla_light",
+    "mrla_deit_tiny_base": "deit_tiny_mrla_base",
+}
+OURS_TO_PUBLISHED = (
+    (".mrla.decay", ".mrla.lambda_t"),
+    (".mrla.query.", ".mrla.mrla.Wq."),
+    (".mrla.key.", ".mrla.mrla.Wk."),
+    (".mrla.value.", ".mrla.mrla.Wv."),
+    (".mrla.norm.", ".bn_mrla."),
+    (".mrla.norm_in.", ".mrla.normx."),
+    (".mrla.norm_previous.", ".mrla.normo."),
+)
+
+
+def published_names(state_dict):
+    """A state dict as the authors' program would have written it."""
+    renamed = {}
+    for name, tensor in state_dict.items():
+        for ours, theirs in OURS_TO_PUBLISHED:
+            name = name.replace(ours, theirs)
+        renamed[name] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize(("fixture", "name"), PUBLISHED.items(), ids=PUBLISHED.values())
+def test_published_models_give_their_own_logits(fixture, name, reference_folder):
+    """Deterministic weights through the conversion must give, in float64, what the authors' program gave."""
+    spec = importlib.util.spec_from_file_location("fill", reference_folder / "fill.py")
+    fill = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fill)
+    description = json.loads((reference_folder / f"{fixture}.json").read_text())
+    published = {k: torch.as_tensor(fill.reference_tensor(k, tuple(shape))) for k, shape in description["state"]}
+    model = timm.create_model(name, reading="published").double().eval()
+    model.load_state_dict(interlayer.convert_checkpoint(published, model))
+    assert sum(p.numel() for p in model.parameters()) == description["parameters"]
+    with np.load(reference_folder / f"{fixture}.npz") as file:
+        expected = torch.as_tensor(next(iter(file.values())))
+    with torch.no_grad():
+        logits = model(torch.as_tensor(fill.reference_input(tuple(description["input_shape"]))))
+    difference = float((logits - expected).abs().max() / expected.abs().max())
+    print(f"{name}: largest relative difference {difference:.1e}")
+    assert difference < 1e-9
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18_mrla_light", "resnet34_mrla_base", "efficientnet_b0_mrla_light", "deit_small_mrla_base"]
+    + ["pvt_v2_b0_mrla_light", "ceit_tiny_mrla_light"],
+)
+def test_other_sizes_and_families_convert_too(name):
+    model = timm.create_model(name, reading="published", num_classes=4)
+    state = published_names(model.state_dict())
+    if "resnet" in name and "base" in name:
+        state = {k.replace("layer", "stages.") if k.startswith("layer") else k: v for k, v in state.items()}
+        state = {_stage_from_zero(k): v for k, v in state.items()}
+    wrapped = {"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}}
+    converted = interlayer.convert_checkpoint(wrapped, model)
+    assert converted.keys() == model.state_dict().keys()
+    for key, value in model.state_dict().items():
+        assert torch.equal(converted[key], value)
+
+
+def _stage_from_zero(name):
+    if not name.startswith("stages."):
+        return name
+    _, number, rest = name.split(".", 2)
+    return f"stages.{int(number) - 1}.{rest}"
+
+
+def test_lambda_is_reshaped_and_old_batch_norms_are_completed():
+    model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
+    state = {
+        k: v[:, None, None] if k.endswith("lambda_t") else v
+        for k, v in published_names(model.state_dict()).items()
+        if not k.endswith("num_batches_tracked")
+    }
+    model.load_state_dict(interlayer.convert_checkpoint(state, model))
+
+
+def test_a_published_checkpoint_is_refused_by_the_papers_reading():
+    model = timm.create_model("resnet18_mrla_light", num_classes=4)
+    with pytest.raises(interlayer.CheckpointError, match="build it with reading='published'"):
+        interlayer.convert_checkpoint(published_names(model.state_dict()), model)
+
+
+def test_what_does_not_fit_is_listed():
+    model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
+    state = published_names(model.state_dict())
+    state["strange.weight"] = state.pop("conv1.weight")
+    state["fc.bias"] = torch.zeros(9)
+    with pytest.raises(interlayer.CheckpointError) as raised:
+        interlayer.convert_checkpoint(state, model)
+    for part in ("missing: conv1.weight", "unknown: strange.weight", "fc.bias (9,), expected (4,)"):
+        assert part in str(raised.value)
+    with pytest.raises(interlayer.CheckpointError, match="holds no tensors"):
+        interlayer.convert_checkpoint({"epoch": 1}, model)
+
+
+@pytest.fixture
+def model():
+    return timm.create_model("resnet18_mrla_light", num_classes=4)
+
+
+def test_saved_weights_load_again(model, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    interlayer.save_weights(model, path)
+    other = timm.create_model("resnet18_mrla_light", num_classes=4)
+    interlayer.load_weights(other, path)
+    assert all(torch.equal(v, other.state_dict()[k]) for k, v in model.state_dict().items())
+    assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"], "no temporary file may stay"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"reading": "published"}, "was saved with reading=paper, this model has reading=published"),
+        ({"attention": {"channels_per_head": 16}}, "was saved with channels_per_head=32, this model has"),
+    ],
+)
+def test_a_file_of_another_reading_is_refused(model, options, sentence, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    interlayer.save_weights(model, path)
+    other = timm.create_model("resnet18_mrla_light", num_classes=4, **options)
+    before = {k: v.clone() for k, v in other.state_dict().items()}
+    with pytest.raises(interlayer.CheckpointError, match=sentence):
+        interlayer.load_weights(other, path)
+    assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items())
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    with pytest.raises((interlayer.CheckpointError, RuntimeError), match=sentence):
+        interlayer.load_weights(other, tmp_path / "weights.pth")
+
+
+def test_plain_state_dicts_load_too(model, tmp_path):
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "wrapped.pth")
+    other = timm.create_model("resnet18_mrla_light", num_classes=4)
+    interlayer.load_weights(other, tmp_path / "wrapped.pth")
+    assert torch.equal(other.conv1.weight, model.conv1.weight)
+
+
+def test_unreadable_files_are_named(model, tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (tmp_path / "noise.pth").write_bytes(b"not a checkpoint")
+    (tmp_path / "noise.safetensors").write_bytes(b"not a checkpoint")
+    torch.save({"state_dict": Harmful()}, tmp_path / "harmful.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    for name in ("noise.pth", "noise.safetensors", "harmful.pth", "list.pth", "absent.pth"):
+        with pytest.raises(interlayer.CheckpointError, match=name):
+            interlayer.load_weights(model, tmp_path / name)
+    assert not (tmp_path / "ran").exists(), "code from the file was run"
+
+
+def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch):
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"the last good one")
+
+    def full_disk(tensors, file, metadata):
+        with open(file, "wb") as out:
+            out.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.safetensors.torch, "save_file", full_disk)
+    with pytest.raises(interlayer.CheckpointError, match="No space left on device"):
+        interlayer.save_weights(model, path)
+    assert path.read_bytes() == b"the last good one"
+    assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
+    with pytest.raises(interlayer.CheckpointError, match="no such folder"):
+        interlayer.save_weights(model, tmp_path / "absent" / "weights.safetensors")
+    with pytest.raises(interlayer.CheckpointError, match="saved as .safetensors, got 'weights.pth'"):
+        interlayer.save_weights(model, tmp_path / "weights.pth")

@@ -1,0 +1,158 @@
+"""Were these wrong, `timm.create_model` would not know the named models, or they would not be the paper's."""
+
+import pytest
+import timm
+import torch
+
+import interlayer
+from interlayer.analysis import count_parameters
+from interlayer.hosts import attached_blocks, attached_mechanisms
+from interlayer.models import backbone_of
+from interlayer.models.mrla import ROWS
+
+EXPECTED = (
+    [f"resnet{d}_mrla_{k}" for d in (18, 34, 50, 101, 152) for k in ("light", "base")]
+    + ["resnet50_mla", "resnet50_mrla_linear"]
+    + [f"efficientnet_{s}_mrla_{k}" for s in ("b0", "b1") for k in ("light", "base")]
+    + [f"deit_{s}_mrla_{k}" for s in ("tiny", "small", "base") for k in ("light", "base")]
+    + [f"ceit_{s}{k}" for s in ("tiny", "small") for k in ("", "_mrla_light", "_mrla_base")]
+    + [f"pvt_v2_{s}_mrla_{k}" for s in ("b0", "b1") for k in ("light", "base")]
+)
+
+
+def on_meta(name, **options):
+    with torch.device("meta"):
+        return timm.create_model(name, **options)
+
+
+def test_the_names_are_registered_and_shadow_none_of_timms():
+    assert sorted(EXPECTED) == interlayer.list_models()
+    assert set(EXPECTED) <= set(timm.list_models())
+    assert set(timm.list_models("*mrla*")) == {name for name in EXPECTED if "mrla" in name}
+    assert interlayer.list_models("resnet50_*") == [
+        "resnet50_mla",
+        "resnet50_mrla_base",
+        "resnet50_mrla_light",
+        "resnet50_mrla_linear",
+    ]
+    for name in EXPECTED:
+        assert timm.models._registry._model_entrypoints[name].__module__.startswith("interlayer.")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet50_mrla_light", 25_738_452),
+        ("resnet101_mrla_light", 44_939_646),
+        ("resnet152_mrla_light", 60_767_784),
+        ("resnet50_mrla_base", 25_723_348),
+        ("resnet50_mla", 25_723_348),
+        ("resnet101_mrla_base", 44_907_134),
+        ("deit_tiny_mrla_light", 5_749_792),
+        ("deit_small_mrla_light", 22_115_296),
+        ("deit_base_mrla_light", 86_696_800),
+        ("ceit_tiny", 6_356_904),
+        ("ceit_small", 24_204_840),
+    ],
+)
+def test_parameters_are_the_papers(name, parameters):
+    assert count_parameters(on_meta(name)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        ("efficientnet_b0_mrla_light", 12_354),
+        ("efficientnet_b1_mrla_light", 21_812),
+        ("ceit_tiny_mrla_light", 32_376),
+        ("ceit_small_mrla_light", 64_632),
+        ("pvt_v2_b0_mrla_light", 14_400),
+        ("pvt_v2_b1_mrla_light", 28_744),
+    ],
+)
+def test_added_parameters_are_the_papers(name, added):
+    assert count_parameters(on_meta(name)) - count_parameters(on_meta(backbone_of(name))) == added
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters", "as_the_paper_counts"),
+    [
+        ({"value_conv": False}, 25_602_516, 25_587_412),
+        ({"attention": False}, 25_723_176, 25_723_176),
+        ({"projection": "linear"}, 28_253_224, 28_238_120),
+    ],
+)
+def test_ablations_have_the_papers_parameters(options, parameters, as_the_paper_counts):
+    model = on_meta("resnet50_mrla_light", attention=options)
+    assert count_parameters(model) == parameters
+    assert count_parameters(model, layers_only=True) == as_the_paper_counts
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_every_model_has_timms_interface(name):
+    model = on_meta(name, num_classes=7)
+    config = timm.get_pretrained_cfg(name)
+    assert config is not None
+    assert config.input_size == model.default_cfg["input_size"]
+    assert model.default_cfg["architecture"] == name
+    assert not config.has_weights
+    image = torch.randn(1, *config.input_size, device="meta")
+    assert model(image).shape == (1, 7)
+    assert model.forward_head(model.forward_features(image)).shape == (1, 7)
+    model.reset_classifier(3)
+    assert model(image).shape == (1, 3)
+    one_channel = on_meta(name, num_classes=7, in_chans=1)
+    assert one_channel(torch.randn(1, 1, *config.input_size[1:], device="meta")).shape == (1, 7)
+
+
+@pytest.mark.parametrize("name", ["resnet18_mrla_base", "efficientnet_b0_mrla_light", "pvt_v2_b0_mrla_light"])
+def test_drop_path_rate_is_the_backbones(name):
+    model = on_meta(name, drop_path_rate=0.2)
+    rates = [block.modules() for _, block in attached_blocks(model)]
+    assert rates
+    own = {getattr(m.drop_path, "drop_prob", 0.0) for m in attached_mechanisms(model).values()}
+    if name.startswith("resnet"):
+        assert own == {0.2}, "ResNets drop the attention alone, with probability 0.2 in every block"
+        assert {getattr(m.drop_path, "drop_prob", 0.0) for m in attached_mechanisms(on_meta(name)).values()} == {0.2}
+    else:
+        for _, block in attached_blocks(model):
+            theirs = max((m.drop_prob for m in block.children() if hasattr(m, "drop_prob")), default=0.0)
+            assert getattr(block.mrla.drop_path, "drop_prob", 0.0) == pytest.approx(theirs)
+        assert len(own) > 1, "the rate must grow with depth, as the backbone's does"
+
+
+def test_attention_options_replace_the_rows():
+    model = on_meta("resnet18_mrla_light", attention={"drop_path": 0.0, "memory": False})
+    assert all(isinstance(m.drop_path, torch.nn.Identity) for m in attached_mechanisms(model).values())
+    assert all(m.decay is None for m in attached_mechanisms(model).values())
+
+
+def test_readings():
+    paper, published = on_meta("resnet50_mrla_base"), on_meta("resnet50_mrla_base", reading="published")
+    assert paper.conv1.weight.shape == (64, 3, 7, 7)
+    assert published.conv1[0].weight.shape == (32, 3, 3, 3), "the published model has a stem of three convolutions"
+    per_head = {m.channels // m.heads for m in attached_mechanisms(published).values()}
+    assert per_head == {16}
+    assert {m.channels // m.heads for m in attached_mechanisms(paper).values()} == {32}
+    with pytest.raises(ValueError, match="MLA has reading='paper', got 'published'"):
+        on_meta("resnet50_mla", reading="published")
+
+
+def test_deit_restarts_its_memory_every_four_blocks():
+    model = on_meta("deit_tiny_mrla_base")
+    assert [slot.index for _, block in attached_blocks(model) for slot in block.interlayer_slots] == [0, 1, 2, 3] * 3
+
+
+def test_pretrained_says_how_to_start_from_the_backbone():
+    with pytest.raises(RuntimeError, match="no pretrained weights of resnet18_mrla_light exist; to start from"):
+        timm.create_model("resnet18_mrla_light", pretrained=True)
+
+
+def test_image_size_of_transformers():
+    model = on_meta("deit_tiny_mrla_light", img_size=(96, 64), num_classes=3)
+    assert model(torch.randn(1, 3, 96, 64, device="meta")).shape == (1, 3)
+
+
+def test_features_only_of_named_transformers():
+    model = timm.create_model("deit_tiny_mrla_light", img_size=64, features_only=True, out_indices=(1, 6))
+    assert [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 64))] == [(1, 192, 4, 4)] * 2
