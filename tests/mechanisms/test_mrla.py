@@ -1,4 +1,4 @@
-"""Were these wrong, a variant or an ablation would not be what its name says, or a file would load as something else."""
+"""Were these wrong, a variant or an ablation would not be what its name says, or a file would load as another."""
 
 import copy
 import io

@@ -62,8 +62,14 @@ def test_published_models_give_their_own_logits(fixture, name, reference_folder)
 
 @pytest.mark.parametrize(
     "name",
-    ["resnet18_mrla_light", "resnet34_mrla_base", "efficientnet_b0_mrla_light", "deit_small_mrla_base"]
-    + ["pvt_v2_b0_mrla_light", "ceit_tiny_mrla_light"],
+    [
+        "resnet18_mrla_light",
+        "resnet34_mrla_base",
+        "efficientnet_b0_mrla_light",
+        "deit_small_mrla_base",
+        "pvt_v2_b0_mrla_light",
+        "ceit_tiny_mrla_light",
+    ],
 )
 def test_other_sizes_and_families_convert_too(name):
     model = timm.create_model(name, reading="published", num_classes=4)
@@ -186,5 +192,5 @@ def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
     with pytest.raises(interlayer.CheckpointError, match="no such folder"):
         interlayer.save_weights(model, tmp_path / "absent" / "weights.safetensors")
-    with pytest.raises(interlayer.CheckpointError, match="saved as .safetensors, got 'weights.pth'"):
+    with pytest.raises(interlayer.CheckpointError, match=r"saved as \.safetensors, got 'weights.pth'"):
         interlayer.save_weights(model, tmp_path / "weights.pth")

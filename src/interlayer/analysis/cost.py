@@ -126,6 +126,8 @@ def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] 
     images = probe_image(model, setting.image_size).repeat(setting.batch_size, 1, 1, 1)
     images = images.contiguous(memory_format=memory_format)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    if setting.compile:
+        torch.compiler.reset()  # models measured before must not count against the limit of recompilations
     run = torch.compile(model) if setting.compile else model
     scaler = torch.amp.GradScaler(setting.device, enabled=setting.precision == "float16")
 

@@ -124,7 +124,8 @@ def attach(
     except Exception as error:
         detach(model)
         raise AttachError(
-            f"{type(model).__name__} does not run with {mechanism} in its blocks and was left as it was: {reason(error)}"
+            f"{type(model).__name__} does not run with {mechanism} in its blocks and was left as it was: "
+            f"{reason(error)}"
         ) from error
     return model
 
