@@ -99,8 +99,10 @@ def test_forward_backward_and_a_training_step(name, options, size, stages, mecha
     model = interlayer.attach(model, mechanism, image_size=size).train()
     assert backbone.keys() < model.state_dict().keys(), "the backbone's names must stay"
 
-    for parameter in model.get_classifier().parameters():
-        torch.nn.init.normal_(parameter)  # timm starts some heads at zero, through which no gradient comes
+    heads = model.get_classifier()
+    for head in heads if isinstance(heads, tuple) else (heads,):
+        for parameter in head.parameters():
+            torch.nn.init.normal_(parameter)  # timm starts some heads at zero, through which no gradient comes
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     output = model(torch.randn(2, 3, size, size))
     output = output[0] if isinstance(output, tuple) else output  # distilled models in training
