@@ -22,8 +22,12 @@ def imports_of(path: Path):
             for name in (node.module or "").split(".") if node.module else [alias.name for alias in node.names]:
                 yield (*base, name)[1] if len((*base, name)) > 1 else None
                 break
+        elif isinstance(node, ast.ImportFrom) and node.module == "interlayer":
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("interlayer."):
             yield node.module.split(".")[1]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("interlayer."))
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))

@@ -19,21 +19,25 @@ def convert(
 
     Example: `interlayer convert mrla_resnet50.pth resnet50.safetensors --model resnet50_mrla_light`
     """
-    from interlayer.models.checkpoints import convert_checkpoint, read_checkpoint, save_weights
+    from interlayer.models.checkpoints import (
+        check_description,
+        convert_checkpoint,
+        read_checkpoint,
+        save_weights,
+        unwrap,
+    )
 
     from .names import create
 
     if target.exists() and not overwrite:
         raise ValueError(f"{target} exists; give --overwrite to replace it")
-    checkpoint, _ = read_checkpoint(source)
-    classes = next((len(v) for k, v in _tensors(checkpoint).items() if k in ("fc.weight", "head.weight")), None)
-    network = create(model, reading=reading, **({"num_classes": classes} if classes else {}))
-    converted = convert_checkpoint(checkpoint, network)
+    checkpoint, descriptions = read_checkpoint(source)
+    tensors = unwrap(checkpoint)
+    network = create(model, reading=reading)
+    head = tensors.get(f"{network.default_cfg['classifier']}.weight")
+    if head is not None and len(head) != network.num_classes:
+        network.reset_classifier(len(head))
+    check_description(descriptions, network)
+    converted = convert_checkpoint(tensors, network)
     save_weights(network, target, converted)
     typer.echo(f"{target}: {len(converted)} tensors of {model}, reading {reading!r}")
-
-
-def _tensors(checkpoint):  # type: ignore[no-untyped-def]
-    from interlayer.models.checkpoints import unwrap
-
-    return unwrap(checkpoint)

@@ -27,10 +27,10 @@ def demo(
 
     from .names import create
 
-    output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     plain = create(backbone)
     attached = interlayer.attach(create(backbone), mechanism)
+    output.mkdir(parents=True, exist_ok=True)
     console = Console()
     models = (plain, attached)
     with Console(stderr=True).status("measuring"):

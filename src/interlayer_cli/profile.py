@@ -32,7 +32,7 @@ def profile(
     from interlayer.analysis import Cost, Setting, measure
     from interlayer.models import backbone_of
 
-    from .names import create
+    from .names import create_at_size
 
     if precision not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"--precision must be float32, bfloat16 or float16, got {precision!r}")
@@ -46,12 +46,16 @@ def profile(
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(order))
         for name in order:
-            network = create(name)
+            network = create_at_size(name, image_size)
 
             def report(what: str, name: str = name) -> None:
                 progress.update(task, description=f"{name}: {what}")
 
-            costs[name] = measure(network, setting, report)
+            try:
+                costs[name] = measure(network, setting, report)
+            except (RuntimeError, AssertionError) as error:
+                size = f" at {image_size} pixels" if image_size else ""
+                raise ValueError(f"{name} could not be measured{size}, batch {batch_size}: {error}") from error
             progress.update(task, advance=1)
             del network
             if device.startswith("cuda"):

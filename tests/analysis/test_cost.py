@@ -36,6 +36,14 @@ def test_flops_of_the_papers_models(name, paper, torchs):
         assert count_flops(model, convention="torch") / 1e9 == pytest.approx(torchs, abs=1e-3)
 
 
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "swinv2_tiny_window8_256", "eva02_tiny_patch14_224"])
+def test_functions_called_with_keywords_are_counted(name):
+    """timm hands weights to F.linear by keyword in these: linear layers are most of what they compute."""
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert count_flops(model) > 0.8 * count_flops(model, convention="torch")
+
+
 def test_layer_parameters_leave_out_what_belongs_to_no_layer():
     with torch.device("meta"):
         vit = timm.create_model("deit_tiny_patch16_224")

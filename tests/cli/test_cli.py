@@ -147,6 +147,10 @@ def test_profile():
     )
     assert "--precision must be float32" in fails("profile", "resnet18", "--precision", "int8")
     assert "Invalid value" in fails("profile", "resnet18", "--batch-size", "many")
+    assert "unknown weights 'nonsense' of 'resnet18'" in fails("profile", "resnet18.nonsense")
+    assert "could not be measured at 7 pixels" in fails("profile", "densenet121", "--image-size", 7)
+    result = run("profile", "vit_tiny_patch16_224", "--batch-size", 1, "--image-size", 64, "--steps", 1)
+    assert result.returncode == 0, result.stderr
 
 
 def test_demo(tmp_path):
@@ -154,7 +158,8 @@ def test_demo(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "latency" in result.stdout
     assert (tmp_path / "out" / "resnet10t_mrla_light_scores.png").stat().st_size > 5000
-    assert "has no blocks to attach to" in fails("demo", "--backbone", "vgg11", "--output", tmp_path)
+    assert "has no blocks to attach to" in fails("demo", "--backbone", "vgg11", "--output", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_unknown_commands_and_options():

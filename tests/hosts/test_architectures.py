@@ -114,17 +114,27 @@ def test_forward_backward_and_a_training_step(name, options, size, stages, mecha
         assert not missing, f"{place} got no gradient for {missing}"
         assert all(value.grad.isfinite().all() for value in module.parameters()), place
     assert any(p.grad.abs().sum() > 0 for module in mechanisms.values() for p in module.parameters())
-    before = {n: p.clone() for m in mechanisms.values() for n, p in m.named_parameters()}
+    before = {(place, n): p.clone() for place, m in mechanisms.items() for n, p in m.named_parameters()}
     optimizer.step()
-    assert any(not torch.equal(before[n], p) for m in mechanisms.values() for n, p in m.named_parameters())
+    assert any(not torch.equal(before[place, n], p) for place, m in mechanisms.items() for n, p in m.named_parameters())
     model.eval()
     assert model(torch.randn(1, 3, size, size)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["ghostnet_050", "repghostnet_050", "sequencer2d_s", "mobilenetv3_small_050", "dla34"])
+def test_features_are_plain_tensors_wherever_timm_taps_them(name):
+    """Some of timm's feature wrappers read in the middle of a stage, where a block's output travels with its memory."""
+    model = timm.create_model(name, features_only=True)
+    model = interlayer.attach(model, "mrla_base", image_size=64).eval()
+    features = model(torch.randn(1, 3, 64, 64))
+    assert all(type(feature) is torch.Tensor for feature in features)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
         ("vgg11", {}, "VGG has no blocks to attach to"),
+        ("mvitv2_tiny", {}, "MultiScaleVit has no blocks to attach to"),
         ("densenet121", {}, "DenseNet does not run with mrla_light in its blocks and was left as it was"),
         ("levit_128s", {}, "tokens and nothing tells their grid"),
         ("crossvit_tiny_240", {}, "tokens and nothing tells their grid"),

@@ -80,6 +80,57 @@ def test_stages_of_a_plain_vit_are_three_and_as_equal_as_can_be():
     assert [len(s.blocks) for s in find_stages(vit(depth=2))] == [1, 1]
 
 
+@pytest.mark.parametrize("wrap", ["named model", "attach to features_only"])
+def test_pruning_does_not_move_the_stages(wrap):
+    """timm cuts a ViT behind the last feature asked for: its features must be those of the whole network."""
+    options = {"img_size": 64}
+    whole = timm.create_model("deit_tiny_mrla_base", **options).eval()
+    if wrap == "named model":
+        cut = timm.create_model("deit_tiny_mrla_base", features_only=True, out_indices=(3, 5), **options)
+    else:
+        cut = timm.create_model("deit_tiny_patch16_224", features_only=True, out_indices=(3, 5), **options)
+        cut = interlayer.attach(cut, "mrla_base")
+    state = {f"model.{k}": v for k, v in whole.state_dict().items() if f"model.{k}" in cut.state_dict()}
+    assert state.keys() == cut.state_dict().keys()
+    cut.load_state_dict(state)
+    x = torch.randn(1, 3, 64, 64)
+    expected = whole.forward_intermediates(x, indices=[3, 5], intermediates_only=True)
+    for feature, right in zip(cut.eval()(x), expected, strict=True):
+        torch.testing.assert_close(feature, right)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet18", {"in_chans": 12}),
+        ("resnet18", {"in_chans": 4}),
+        ("convnext_atto", {"in_chans": 1, "features_only": True}),
+        ("vit_tiny_patch16_224", {"in_chans": 1, "features_only": True, "img_size": 64}),
+        ("tresnet_m", {}),
+    ],
+)
+def test_any_number_of_input_channels(name, options):
+    model = interlayer.attach(timm.create_model(name, **options), "mrla_light", image_size=64).eval()
+    model(torch.randn(1, options.get("in_chans", 3), 64, 64))
+
+
+def test_the_norm_follows_the_network():
+    kinds = {"resnet18": nn.BatchNorm2d, "convnext_atto": nn.LayerNorm, "resnet50_gn": nn.LayerNorm}
+    for name, kind in kinds.items():
+        model = interlayer.attach(timm.create_model(name), "mrla_light", image_size=64)
+        assert all(isinstance(m.norm, kind) for m in attached_mechanisms(model).values()), name
+
+
+def test_reentrant_checkpoints_are_refused():
+    model = interlayer.attach(resnet(), "mrla_base")
+    timm.layers.set_reentrant_ckpt(True)
+    try:
+        with pytest.raises(RuntimeError, match=r"call timm.layers.set_reentrant_ckpt\(False\) first"):
+            model.set_grad_checkpointing(True)
+    finally:
+        timm.layers.set_reentrant_ckpt(False)
+
+
 def test_stages_can_be_given_as_lengths_or_names():
     model = interlayer.attach(vit(), "mrla_base", stages=(6, 6))
     lengths = [block.interlayer_slots[0].length for _, block in attached_blocks(model)]
@@ -98,7 +149,14 @@ def test_stages_can_be_given_as_lengths_or_names():
         ),
         ((3, 5), "a stage must be of one shape, but layer1.1 returns"),
         ([["layer1.9"]], "stages= names 'layer1.9', which is no module of ResNet"),
-        ([["layer1.0", "layer1.0"]], "layer1.0 does not take what layer1.0 returns"),
+        ([["layer1.0", "layer2.0"]], "a stage must be of one shape"),
+        ([["layer1.1", "layer1.0"]], "layer1.0 does not take what layer1.1 returns"),
+        ([["layer1.0"], ["layer1.0"]], "stages= names 'layer1.0' twice"),
+        ([["layer1"]], "stages= names 'layer1', a plain Sequential: name the blocks inside it"),
+        ([[]], r"stages must be lengths such as .* got \[\[\]\]"),
+        (3, "stages must be lengths such as .* got 3"),
+        ([2, ["layer1.0"]], "stages must be lengths such as"),
+        (["layer1.0", "layer1.1"], "stages must be lengths such as"),
     ],
 )
 def test_bad_stages_say_what_is_wrong(stages, message):
@@ -117,6 +175,12 @@ def test_bad_arguments_say_what_is_valid():
         interlayer.attach("resnet18", "mrla_base")
     with pytest.raises(ValueError, match=r"drop_path must be a probability below 1 or 'backbone', got 1\.5"):
         interlayer.attach(resnet(), "mrla_base", drop_path=1.5)
+    with pytest.raises(ValueError, match="channels_per_head=0"):
+        interlayer.attach(resnet(), "mrla_base", channels_per_head=0)
+    with pytest.raises(TypeError, match=r"channels_per_head must be a whole number, got 16\.0"):
+        interlayer.attach(resnet(), "mrla_base", channels_per_head=16.0)
+    with pytest.raises(ValueError, match="crla has channels_per_head=1, got 4"):
+        interlayer.attach(resnet(), "crla", channels_per_head=4)
     with pytest.raises(ValueError, match="expected channels divisible by channels_per_head=48, got 64"):
         interlayer.attach(resnet(), "mrla_base", channels_per_head=48)
     model = interlayer.attach(resnet(), "mrla_base")

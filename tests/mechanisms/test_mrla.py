@@ -20,7 +20,7 @@ def run_stage(layers, maps, shortcuts=None):
     """Outputs of a stage whose blocks return `maps`."""
     memory, outputs = None, []
     for t, (layer, x) in enumerate(zip(layers, maps, strict=True)):
-        output, memory = layer(x, memory, None if shortcuts is None else shortcuts[t])
+        output, memory, _ = layer(x, memory, None if shortcuts is None else shortcuts[t])
         outputs.append(output)
     return outputs
 
@@ -102,7 +102,7 @@ def test_linear_with_constant_memory_is_the_same_function():
 ABLATIONS = {
     "no memory": {"memory": False},
     "no depthwise conv": {"value_conv": False},
-    "linear projections": {"projection": "linear", "channels_per_head": 16},
+    "linear projections": {"projection": "linear"},
     "lambda one": {"learn_decay": False},
     "channels per head": {"channels_per_head": 8},
     "one channel per head": {"channels_per_head": 1},
@@ -114,22 +114,33 @@ ABLATIONS = {
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_each_option_of_table_4_changes_the_result(ablation, style):
     """Shared parameters are made equal, so that only the option can make the difference."""
-    plain = stage(MRLALight, style=style, channels_per_head=4).eval()
-    other = stage(MRLALight, style=style, **ABLATIONS[ablation]).eval()
+    options = ABLATIONS[ablation]
+    per_head = 16 if "projection" in options else 4
+    plain = stage(MRLALight, style=style, channels_per_head=per_head).eval()
+    other = stage(MRLALight, style=style, **{"channels_per_head": per_head, **options}).eval()
     shared = {k: v for k, v in plain.state_dict().items() if v.shape == other.state_dict().get(k, torch.zeros(0)).shape}
     other.load_state_dict(_without_description(shared), strict=False)
     maps = list(torch.randn(3, 2, 16, 5, 4))
     assert not torch.allclose(run_stage(plain, maps)[2], run_stage(other, maps)[2], atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"value_conv": False}, {"projection": "linear", "channels_per_head": 16}])
+@pytest.mark.parametrize("options", [{"value_conv": False}, {"projection": "linear"}])
 @pytest.mark.parametrize("make", [MRLABase, MLA, MRLALinear])
 def test_options_change_the_other_variants_too(make, options):
-    plain, other = stage(make).eval(), stage(make, **options).eval()
+    plain, other = (stage(make, channels_per_head=16, **chosen).eval() for chosen in ({}, options))
     shared = {k: v for k, v in plain.state_dict().items() if v.shape == other.state_dict().get(k, torch.zeros(0)).shape}
     other.load_state_dict(_without_description(shared), strict=False)
     maps = list(torch.randn(3, 2, 16, 5, 4))
     assert not torch.allclose(run_stage(plain, maps)[2], run_stage(other, maps)[2], atol=1e-4)
+
+
+def test_linear_projections_are_fully_connected():
+    layer = MRLALight(32, channels_per_head=16, projection="linear").eval()
+    pooled = torch.randn(2, 32)
+    query, key = layer.project(pooled)
+    torch.testing.assert_close(query, pooled @ layer.query.weight.T)
+    torch.testing.assert_close(key, pooled @ layer.key.weight.T)
+    assert layer.query.weight.shape == (2, 32), "C to C / 16"
 
 
 def _without_description(state_dict):
@@ -140,7 +151,7 @@ def test_published_light_reads_the_shortcut():
     layer = MRLALight(16, channels_per_head=4, reading="published").eval()
     x, shortcut = torch.randn(2, 16, 5, 4), torch.randn(2, 16, 5, 4)
     assert layer.reads_shortcut
-    output, memory = layer(x, None, shortcut)
+    output, memory, _ = layer(x, None, shortcut)
     assert memory is None, "the published light carries nothing along the stage"
     query, key = layer.project(x.mean((2, 3)))
     gate = torch.sigmoid((query * key).view(2, 4, 4).sum(-1) / 2).repeat_interleave(4, dim=1)[..., None, None]
@@ -157,22 +168,31 @@ def test_published_base_has_a_relu_before_the_sum():
 
 
 def test_published_transformers_add_the_normalised_prefix():
-    prefix = torch.randn(2, 1, 16)
+    prefix, x = torch.randn(64, 1, 16), torch.randn(64, 16, 3, 2)
     for make in (MRLALight, MRLABase):
-        assert torch.equal(make(16, channels_per_head=4, style="transformer").update_prefix(prefix), prefix)
-        published = make(16, channels_per_head=4, style="transformer", reading="published")
-        torch.testing.assert_close(published.update_prefix(prefix), prefix + published.norm_in(prefix))
+        paper = make(16, channels_per_head=4, style="transformer")
+        assert torch.equal(paper(x, prefix=prefix)[2], prefix)
+        published = make(16, channels_per_head=4, style="transformer", reading="published", drop_path=0.5)
+        output, _, changed = published(x, None, x, prefix)
+        skipped = [torch.equal(a, b) for a, b in zip(output, x, strict=True)]
+        assert skipped == [torch.equal(a, b) for a, b in zip(changed, prefix, strict=True)], "one mask a sample"
+        assert 16 < sum(skipped) < 48
+        torch.testing.assert_close(published.eval()(x, None, x, prefix)[2], prefix + published.norm_in(prefix))
 
 
-@pytest.mark.parametrize("reading", ["paper", "published"])
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("value_conv", [True, False])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_identity_start_changes_nothing_and_can_learn(variant, value_conv, style, reading):
-    make = VARIANTS[variant]
-    if reading not in make.readings:
-        pytest.skip(f"{make.__name__} has no published reading")
-    options = {"style": style, "value_conv": value_conv, "reading": reading, "init": "identity"}
+OPTIONS = [{}, {"value_conv": False}, {"learn_decay": False}, {"memory": False}]
+IDENTITIES = [
+    pytest.param(make, option, style, reading, id=f"{variant} {style} {reading} {option}")
+    for variant, make in VARIANTS.items()
+    for option in (OPTIONS if make is MRLALight else OPTIONS[:2])
+    for style in STYLES
+    for reading in make.readings
+]
+
+
+@pytest.mark.parametrize(("make", "option", "style", "reading"), IDENTITIES)
+def test_identity_start_changes_nothing_and_can_learn(make, option, style, reading):
+    options = {"style": style, "reading": reading, "init": "identity", **option}
     if make is MRLABase and reading == "published" and style == "cnn":
         with pytest.raises(ValueError, match="its ReLU has no gradient"):
             stage(make, **options)
@@ -205,6 +225,8 @@ def test_drop_path_skips_whole_samples_in_training_only():
         ({"channels_per_head": 8, "init": "zero"}, "init must be 'paper' or 'identity', got 'zero'"),
         ({"channels_per_head": 8, "reading": "other"}, "MRLALight has reading='paper' or 'published', got 'other'"),
         ({"channels_per_head": 8, "attention": False, "value_conv": False}, "value_conv must be True"),
+        ({"channels_per_head": 8, "attention": False, "learn_decay": False}, "learn_decay mean nothing"),
+        ({"channels_per_head": 8, "memory": False, "learn_decay": False}, "which memory=False leaves out"),
     ],
 )
 def test_bad_options_say_what_was_expected(options, message):
@@ -229,8 +251,13 @@ def test_variants_without_a_published_reading_say_so(make):
         (MRLALight(16, channels_per_head=4), MRLALight(16, channels_per_head=4, reading="published"), "reading=paper"),
         (MRLALight(16, channels_per_head=4), MRLALight(16, channels_per_head=8), "channels_per_head=4"),
         (MRLABase(16, channels_per_head=4), MRLALinear(16, channels_per_head=4), "mechanism=MRLABase"),
+        (
+            MRLALight(16, channels_per_head=4, memory=False),
+            MRLALight(16, channels_per_head=4, learn_decay=False),
+            "memory=False",
+        ),
     ],
-    ids=["reading", "channels_per_head", "mechanism"],
+    ids=["reading", "channels_per_head", "mechanism", "memory"],
 )
 def test_equal_tensors_of_another_function_are_refused(saved, loading, sentence):
     """Through a file, as a user would: torch.save keeps what the tensors do not tell."""

@@ -107,6 +107,35 @@ def test_a_published_checkpoint_is_refused_by_the_papers_reading():
         interlayer.convert_checkpoint(published_names(model.state_dict()), model)
 
 
+def test_only_axes_of_length_one_are_reshaped():
+    model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
+    state = published_names(model.state_dict())
+    state["fc.weight"] = state["fc.weight"].T
+    with pytest.raises(interlayer.CheckpointError, match=r"fc.weight \(512, 4\), expected \(4, 512\)"):
+        interlayer.convert_checkpoint(state, model)
+
+
+def test_a_checkpoint_of_ours_is_not_converted_to_another_reading(tmp_path):
+    paper = timm.create_model("resnet18_mrla_light", num_classes=4)
+    published = timm.create_model("resnet18_mrla_light", num_classes=4, reading="published")
+    with pytest.raises(interlayer.CheckpointError, match="was saved with reading=paper"):
+        interlayer.convert_checkpoint(paper.state_dict(), published)
+    torch.save({"model": {"state_dict": torch.nn.DataParallel(paper).state_dict()}}, tmp_path / "parallel.pth")
+    with pytest.raises(interlayer.CheckpointError, match=r"layer1.0.mrla was saved with reading=paper"):
+        interlayer.load_weights(published, tmp_path / "parallel.pth")
+    interlayer.load_weights(paper, tmp_path / "parallel.pth")
+
+
+def test_another_cut_into_stages_is_refused(tmp_path):
+    def vit(stages):
+        model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=6, num_classes=4)
+        return interlayer.attach(model, "mrla_base", stages=stages)
+
+    interlayer.save_weights(vit((2, 2, 2)), tmp_path / "weights.safetensors")
+    with pytest.raises(interlayer.CheckpointError, match=r"blocks.2.mrla was saved with layer=0, this model"):
+        interlayer.load_weights(vit((3, 3)), tmp_path / "weights.safetensors")
+
+
 def test_what_does_not_fit_is_listed():
     model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
     state = published_names(model.state_dict())

@@ -108,8 +108,6 @@ def test_every_model_has_timms_interface(name):
 @pytest.mark.parametrize("name", ["resnet18_mrla_base", "efficientnet_b0_mrla_light", "pvt_v2_b0_mrla_light"])
 def test_drop_path_rate_is_the_backbones(name):
     model = on_meta(name, drop_path_rate=0.2)
-    rates = [block.modules() for _, block in attached_blocks(model)]
-    assert rates
     own = {getattr(m.drop_path, "drop_prob", 0.0) for m in attached_mechanisms(model).values()}
     if name.startswith("resnet"):
         assert own == {0.2}, "ResNets drop the attention alone, with probability 0.2 in every block"
@@ -125,6 +123,13 @@ def test_attention_options_replace_the_rows():
     model = on_meta("resnet18_mrla_light", attention={"drop_path": 0.0, "memory": False})
     assert all(isinstance(m.drop_path, torch.nn.Identity) for m in attached_mechanisms(model).values())
     assert all(m.decay is None for m in attached_mechanisms(model).values())
+
+
+def test_configuration_can_be_overlaid():
+    model = on_meta("resnet18_mrla_light", pretrained_cfg_overlay={"mean": (0.0, 0.0, 0.0)})
+    assert model.default_cfg["mean"] == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="give reading= to create_model itself"):
+        on_meta("resnet18_mrla_light", attention={"reading": "published"})
 
 
 def test_readings():

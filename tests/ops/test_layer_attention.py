@@ -39,10 +39,22 @@ def test_layer_attention_is_equation_6(layers, channels_last):
     query = rand(B, C, grad=False)
     keys = [rand(B, C, grad=False) for _ in range(layers)]
     values = [rand(B, C, HEIGHT, WIDTH, channels_last=channels_last, grad=False) for _ in range(layers)]
-    output, weights = layer_attention(query, keys, values, heads=HEADS)
+    output, weights, derived = layer_attention(query, keys, values, heads=HEADS)
     torch.testing.assert_close(output, softmax_attention_by_hand(query, keys, values))
     assert weights.shape == (B, HEADS, layers)
+    assert derived == []
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, HEADS, dtype=torch.float64))
+
+
+def test_values_derived_here_are_those_derived_before():
+    """Eq. 6 hands values on, Eq. 4 derives them anew: the same weight must give the same result either way."""
+    query, keys = rand(B, C, grad=False), [rand(B, C, grad=False) for _ in range(3)]
+    maps, weight = [rand(B, C, HEIGHT, WIDTH, grad=False) for _ in range(3)], rand(C, 1, 3, 3, grad=False)
+    values = [depthwise_value(x, weight) for x in maps]
+    expected, *_ = layer_attention(query, keys, values, heads=HEADS)
+    output, _, derived = layer_attention(query, keys, values[:1], maps[1:], weight, heads=HEADS)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(derived, values[1:])
 
 
 def test_light_attention_is_equation_8():
@@ -67,8 +79,8 @@ def test_linear_form_equals_the_papers_recurrence():
     values = [rand(B, C, HEIGHT, WIDTH, grad=False) for _ in range(layers)]
     state = None
     for t in range(layers):
-        expected, state = linear_recurrence(queries[t], keys[t], values[t], state, heads=HEADS)
-        output, _ = layer_attention(queries[t], keys[: t + 1], values[: t + 1], heads=HEADS, weighting="linear")
+        expected, state = linear_recurrence(values[t], queries[t], keys[t], None, state, heads=HEADS)
+        output, *_ = layer_attention(queries[t], keys[: t + 1], values[: t + 1], heads=HEADS, weighting="linear")
         torch.testing.assert_close(output, expected)
     assert state[0].shape == (B, HEADS, D, D, HEIGHT, WIDTH), "U holds one map for every key channel of a head"
 
@@ -93,16 +105,21 @@ def test_layer_attention_gradients_are_exact(weighting, channels_last):
     layers = 3
     inputs = [rand(B, C) for _ in range(layers + 1)]
     inputs += [rand(B, C, HEIGHT, WIDTH, channels_last=channels_last) for _ in range(layers)]
+    inputs.append(rand(C, 1, 3, 3))
 
     def run(query, *rest):
-        return layer_attention(query, rest[:layers], rest[layers:], heads=HEADS, weighting=weighting)
+        known, maps, weight = rest[layers : 2 * layers - 1], rest[2 * layers - 1 : 2 * layers], rest[-1]
+        output, weights, derived = layer_attention(
+            query, rest[:layers], known, maps, weight, heads=HEADS, weighting=weighting
+        )
+        return output, weights, *derived
 
     assert gradcheck(run, tuple(inputs))
 
 
 def test_recurrence_gradients_are_exact():
     def run(query, key, value, u, z):
-        output, (new_u, new_z) = linear_recurrence(query, key, value, (u, z), heads=HEADS)
+        output, (new_u, new_z) = linear_recurrence(value, query, key, None, (u, z), heads=HEADS)
         return output, new_u, new_z
 
     u, z = rand(B, HEADS, D, D, 2, 2), rand(B, HEADS, D).abs().detach().requires_grad_()
@@ -123,7 +140,7 @@ def test_views_with_odd_strides_give_the_same_result():
 def test_channels_last_stays_channels_last():
     x = rand(B, C, HEIGHT, WIDTH, channels_last=True, grad=False)
     value = depthwise_value(x, rand(C, 1, 3, 3, grad=False))
-    output, _ = layer_attention(rand(B, C, grad=False), [rand(B, C, grad=False)] * 2, [value, value], heads=HEADS)
+    output, *_ = layer_attention(rand(B, C, grad=False), [rand(B, C, grad=False)] * 2, [value, value], heads=HEADS)
     assert output.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -131,8 +148,8 @@ def test_channels_last_stays_channels_last():
 def test_low_precision_keeps_its_dtype_and_comes_close(dtype):
     query, keys = torch.randn(B, C), [torch.randn(B, C) for _ in range(3)]
     values = [torch.randn(B, C, HEIGHT, WIDTH) for _ in range(3)]
-    exact, _ = layer_attention(query, keys, values, heads=HEADS)
-    low, weights = layer_attention(
+    exact, *_ = layer_attention(query, keys, values, heads=HEADS)
+    low, weights, _ = layer_attention(
         query.to(dtype), [k.to(dtype) for k in keys], [v.to(dtype) for v in values], heads=HEADS
     )
     assert low.dtype == dtype

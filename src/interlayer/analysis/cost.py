@@ -65,22 +65,28 @@ class _PaperCounter(TorchFunctionMode):
         self.total = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
         if func in (torch.conv1d, torch.conv2d, torch.conv3d):
-            weight = args[1]
-            self.total += result.numel() * weight[0].numel()
+            self.total += result.numel() * given["weight"][0].numel()
         elif func is F.linear:
-            self.total += result.numel() * args[1].shape[1]
+            self.total += result.numel() * given["weight"].shape[1]
         elif func in (F.batch_norm, torch.batch_norm):
             self.total += 2 * result.numel()
         elif func is F.adaptive_avg_pool2d or (func in (torch.mean, Tensor.mean) and _is_global_pool(args, kwargs)):
-            self.total += args[0].numel()
+            self.total += given["input"].numel()
         return result
 
 
 def _is_global_pool(args: Any, kwargs: Any) -> bool:
-    dims = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
-    return args[0].dim() == 4 and isinstance(dims, (tuple, list)) and sorted(d % 4 for d in dims) in ([2, 3], [1, 2])
+    dims = args[1] if len(args) > 1 else kwargs.get("dim")
+    return (
+        bool(args)
+        and args[0].dim() == 4
+        and isinstance(dims, (tuple, list))
+        and sorted(d % 4 for d in dims) in ([2, 3], [1, 2])
+    )
 
 
 @dataclass(frozen=True)

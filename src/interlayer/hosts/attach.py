@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..mechanisms import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from ..mechanisms.mrla import Init, Reading, Style
-from .carry import AttachedBlock, AttachedModel, Extended, RecordingPatchEmbed, Slot, extend, restore
+from .carry import AttachedBlock, AttachedModel, AttachedRoot, Extended, RecordingPatchEmbed, Slot, extend, restore
 from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
 from .stages import Block, Stage, Stages, find_stages
@@ -64,7 +64,7 @@ def attach(
         stages: the stages instead of those found: lengths such as (6, 6), or block names such as
             [["layer3.0", "layer3.1"], ["layer4.0"]].
         blocks: "auto" leaves out the blocks that say they have no identity skip (in EfficientNets, the first of a
-            stage), as the paper does; "all" takes every block.
+            stage), as the paper does; "all" takes every block. Blocks named in `stages` are all taken.
         channels_per_head: 32 in a CNN, 8 in a network of MBConv blocks, 16 in a transformer unless given; where that
             does not divide a stage's width, the largest smaller divisor. A number given here must divide every width.
         drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
@@ -93,12 +93,16 @@ def attach(
     _check_options(mechanism, row.make, options)
     if channels_per_head is None:
         channels_per_head = row.defaults.get("channels_per_head")
+    elif "channels_per_head" in row.defaults and channels_per_head != row.defaults["channels_per_head"]:
+        raise ValueError(f"{mechanism} has channels_per_head=1, got {channels_per_head}; mrla_light takes any number")
+    if channels_per_head is not None and not isinstance(channels_per_head, int):
+        raise TypeError(f"channels_per_head must be a whole number, got {channels_per_head!r}")
 
     placed: list[tuple[Stage, list[Block], list[LayerAttention]]] = []
     for stage in find_stages(model, stages=stages, image_size=image_size):
         chosen = [block for block in stage.blocks if blocks == "all" or stages is not None or block.identity_skip]
         style: Style = "cnn" if stage.layout.kind == "NCHW" else "transformer"
-        per_head = channels_per_head or _default_channels_per_head(stage, style)
+        per_head = _default_channels_per_head(stage, style) if channels_per_head is None else channels_per_head
         made = [
             row.make(
                 stage.channels,
@@ -116,9 +120,9 @@ def attach(
             placed.append((stage, chosen, made))
     if not placed:
         raise AttachError(f"{type(model).__name__} has no block with an identity skip; blocks='all' takes every block")
-    for number, (stage, chosen, made) in enumerate(placed):
-        _install(model, number, stage, chosen, made)
     try:
+        for number, (stage, chosen, made) in enumerate(placed):
+            _install(model, number, stage, chosen, made)
         with evaluating(model), torch.no_grad():
             model(probe_image(model, image_size))
     except Exception as error:
@@ -232,9 +236,9 @@ def _default_channels_per_head(stage: Stage, style: str) -> int:
 
 
 def _norm_layer_for(model: nn.Module) -> Callable[[int], nn.Module]:
-    """BatchNorm2d, unless the network has none of its own and normalises by LayerNorm."""
-    kinds = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.LayerNorm)]
-    if kinds and all(isinstance(module, nn.LayerNorm) for module in kinds):
+    """BatchNorm2d, unless the network has other norms and none of that kind: then a LayerNorm over the channels."""
+    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+    if norms and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in norms):
         return partial(LayerNorm2d, eps=1e-6)
     return nn.BatchNorm2d
 
@@ -248,6 +252,7 @@ def _install(
 ) -> None:
     for index, (block, mechanism) in enumerate(zip(blocks, mechanisms, strict=True)):
         reference = next(p for p in block.module.parameters() if p.is_floating_point())
+        mechanism.layer = index
         mechanism.to(device=reference.device, dtype=reference.dtype).train(block.module.training)
         block.module.add_module(SLOT, mechanism)
         block.module.interlayer_slots = (Slot(SLOT, number, index, len(blocks)),)  # type: ignore[assignment]
@@ -259,5 +264,8 @@ def _install(
         extend(embed, RecordingPatchEmbed)
     for name, module in model.named_modules():
         runs_blocks = not name or any(block.name.startswith(f"{name}.") for block in blocks)
-        if runs_blocks and hasattr(module, "forward_intermediates") and not isinstance(module, AttachedModel):
-            extend(module, AttachedModel)
+        if runs_blocks and not isinstance(module, AttachedRoot):
+            if hasattr(module, "forward_intermediates"):
+                extend(module, AttachedModel)
+            elif not name:
+                extend(module, AttachedRoot)

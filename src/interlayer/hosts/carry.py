@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from timm.layers import use_reentrant_ckpt
 from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
@@ -155,9 +156,8 @@ class AttachedBlock(Extended):
                     f"the block before it returned; run the stage from its first block, or attach with stages= that "
                     f"begin here"
                 )
-            feature_map, memory = mechanism(feature_map, memories.get(slot.name) if slot.index else None, shortcut)
-            if prefix is not None:
-                prefix = mechanism.update_prefix(prefix)
+            memory = memories.get(slot.name) if slot.index else None
+            feature_map, memory, prefix = mechanism(feature_map, memory, shortcut, prefix)
             if not slot.last:
                 handed_on[slot.name] = memory
         output = layout.from_map(feature_map, prefix)
@@ -173,8 +173,23 @@ class AttachedBlock(Extended):
         return x
 
 
-class AttachedModel(Extended):
-    """A network that runs attached blocks itself: what it returns from the middle of a stage is a plain tensor."""
+class AttachedRoot(Extended):
+    """The model handed to `attach`: what it returns, also from the middle of a stage, are plain tensors."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return release(super().forward(*args, **kwargs))  # type: ignore[misc]
+
+
+class AttachedModel(AttachedRoot):
+    """A network of timm's interface that runs attached blocks itself."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> Any:
+        if enable and use_reentrant_ckpt():
+            raise RuntimeError(
+                "reentrant checkpoints do not carry a stage's memory and would lose gradients: call "
+                "timm.layers.set_reentrant_ckpt(False) first"
+            )
+        return super().set_grad_checkpointing(enable)  # type: ignore[misc]
 
     def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
         return release(super().forward_intermediates(*args, **kwargs))  # type: ignore[misc]

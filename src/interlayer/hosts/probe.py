@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
@@ -34,21 +34,24 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
         raise AttachError(f"{type(model).__name__} has no weights")
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     channels, height, width = config.get("input_size", (3, 224, 224))
-    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-    first_convolution = convolutions.get(config.get("first_conv") or "") if config else None
-    if first_convolution is None and not config:
-        first_convolution = next(iter(convolutions.values()), None)
-    if first_convolution is not None:
-        folded = (4 * channels, 16 * channels)  # a stem that folds 2x2 or 4x4 pixels into channels before it convolves
-        channels = channels if first_convolution.in_channels in folded else first_convolution.in_channels
     embed = next((m for m in model.modules() if getattr(m, "img_size", None) and hasattr(m, "grid_size")), None)
     if embed is not None:
         height, width = _pair(embed.img_size)  # type: ignore[arg-type]
     if image_size is not None:
         height, width = _pair(image_size)
     generator = torch.Generator(device="cpu").manual_seed(0)
-    image = torch.randn(1, channels, height, width, generator=generator, device="cpu")
-    return image.to(device=first.device, dtype=first.dtype)
+
+    def image_of(channels: int) -> Tensor:
+        image = torch.randn(1, channels, height, width, generator=generator, device="cpu")
+        return image.to(device=first.device, dtype=first.dtype)
+
+    convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if convolution is not None and convolution.in_channels != channels:
+        # either built with another in_chans, or a stem that rearranges pixels before it convolves: the model tells
+        with evaluating(model), torch.no_grad(), suppress(Exception):
+            model(image_of(convolution.in_channels))
+            channels = convolution.in_channels
+    return image_of(channels)
 
 
 def reason(error: Exception) -> str:

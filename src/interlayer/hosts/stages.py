@@ -68,8 +68,9 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     """
     image = probe_image(model, image_size)
     size = (image.shape[-2], image.shape[-1])
+    named = stages is not None and _are_names(stages)
     calls = _record_calls(model, image)
-    if stages is not None and not all(isinstance(stage, int) for stage in stages):
+    if named:
         return [_describe(model, chain, size) for chain in _named_chains(model, calls, stages)]  # type: ignore[arg-type]
     blocks = _find_blocks([call for call in calls if not call.is_container]) or _find_blocks(calls, singles=False)
     found, reasons = [], []
@@ -84,15 +85,15 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
             + (
                 reasons[0]
                 if reasons
-                else "no module of two or more weights hands a feature map of one shape on to another like it "
-                "(name the blocks with stages=[[...], ...] if it has any)"
+                else "no module of two or more weights hands a single feature map of one shape on to another like it; "
+                "blocks that pass tuples or lists are not supported (name others with stages=[[...], ...])"
             )
         )
     chains = [stage.blocks for stage in found]
     if stages is not None:
         chains = _cut_by_length(chains, stages)  # type: ignore[arg-type]
     elif len(chains) == 1:
-        chains = _cut_evenly(chains[0], ISOTROPIC_STAGES)
+        chains = _cut_evenly(chains[0], ISOTROPIC_STAGES, _depth_before_pruning(model, chains[0]))
     else:
         return found
     return [_describe(model, chain, size) for chain in chains]
@@ -186,11 +187,43 @@ def _chains(blocks: list[Block]) -> list[list[Block]]:
     return chains
 
 
-def _cut_evenly(chain: list[Block], parts: int) -> list[list[Block]]:
-    """`parts` runs as equal as the length allows, longer ones first."""
-    parts = min(parts, len(chain))
-    lengths = [len(chain) // parts + (part < len(chain) % parts) for part in range(parts)]
-    return _cut_by_length([chain], lengths)
+def _are_names(stages: Any) -> bool:
+    """Whether `stages` are lists of names rather than lengths; anything else is refused."""
+    if isinstance(stages, Sequence) and not isinstance(stages, str) and len(stages):
+        if all(isinstance(stage, int) for stage in stages):
+            return False
+        lists = [stage for stage in stages if isinstance(stage, Sequence) and not isinstance(stage, str) and len(stage)]
+        names = [name for stage in lists for name in stage]
+        if len(lists) == len(stages) and all(isinstance(name, str) for name in names):
+            if len(set(names)) < len(names):
+                raise AttachError(f"stages= names {max(names, key=names.count)!r} twice")
+            return True
+    raise AttachError(
+        f"stages must be lengths such as (6, 6) or lists of block names such as [['layer3.0', 'layer3.1']], "
+        f"got {stages!r}"
+    )
+
+
+def _depth_before_pruning(model: nn.Module, chain: list[Block]) -> int:
+    """How many blocks the network had: timm cuts off those behind the last feature asked for, and its stages stay."""
+    container = chain[0].name.rpartition(".")[0].rpartition(".")[2]
+    listed = [getattr(module, "feature_info", None) for module in model.modules()]
+    counts = [
+        sum(str(entry.get("module", "")).startswith(f"{container}.") for entry in info)
+        for info in listed
+        if isinstance(info, list) and all(isinstance(entry, dict) for entry in info)
+    ]
+    return max([len(chain), *counts])
+
+
+def _cut_evenly(chain: list[Block], parts: int, depth: int) -> list[list[Block]]:
+    """`parts` runs of `depth` blocks, as equal as can be, longer ones first; those of them that the chain still has."""
+    parts = min(parts, depth)
+    lengths, left = [], len(chain)
+    for part in range(parts):
+        lengths.append(min(left, depth // parts + (part < depth % parts)))
+        left -= lengths[-1]
+    return _cut_by_length([chain], [length for length in lengths if length])
 
 
 def _cut_by_length(chains: list[list[Block]], lengths: Sequence[int]) -> list[list[Block]]:
@@ -213,6 +246,8 @@ def _named_chains(model: nn.Module, calls: list[Block], stages: Iterable[Sequenc
     for name in (name for stage in stages for name in stage):
         if name not in modules:
             raise AttachError(f"stages= names {name!r}, which is no module of {type(model).__name__}")
+        if type(modules[name]) is nn.Sequential:
+            raise AttachError(f"stages= names {name!r}, a plain Sequential: name the blocks inside it")
         if name not in by_name:
             raise AttachError(f"stages= names {name!r}, which does not return one feature map, once in a forward pass")
     return [_checked_chain([by_name[name] for name in stage]) for stage in stages]

@@ -108,6 +108,7 @@ class LayerAttention(nn.Module):
         self.style = style
         self.reading = reading
         self.projection = projection
+        self.layer = 0  # number of the layer in its stage; a host sets it, and a file records it
 
         if projection == "linear":
             self.query: nn.Linear | nn.Conv1d = nn.Linear(channels, channels // LINEAR_REDUCTION, bias=False)
@@ -127,30 +128,35 @@ class LayerAttention(nn.Module):
         if init == "identity":
             self._start_as_identity()
 
-    def forward(self, x: Tensor, memory: Any = None, shortcut: Tensor | None = None) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Tensor, memory: Any = None, shortcut: Tensor | None = None, prefix: Tensor | None = None
+    ) -> tuple[Tensor, Any, Tensor | None]:
         """
         Args:
             x: the block's output, [B, C, H, W].
             memory: what the layer before handed on; None in the first layer of a stage.
             shortcut: the block's shortcut, used where `reads_shortcut` is set.
+            prefix: a transformer's prefix tokens, [B, P, C]; only the published reading changes them.
 
         Returns:
-            x' and the memory for the next layer.
+            x', the memory for the next layer, and the prefix tokens.
         """
         if x.shape[1] != self.channels:
             raise ValueError(f"expected a map of {self.channels} channels, got {tuple(x.shape)}")
         output, memory = self.attend(_layer_norm(self.norm_in, x), memory, shortcut)
         if self.norm is not None:
             output = self.norm(output)
-        return self._add(x, self.activate(output)), memory
+        mask = self._drop_path_mask(x)
+        if prefix is not None and self.reading == "published" and self.norm_in is not None:
+            prefix = _masked_sum(prefix, self.norm_in(prefix), mask)
+        return _masked_sum(x, self.activate(output), mask), memory, prefix
 
-    def _add(self, x: Tensor, output: Tensor) -> Tensor:
-        """x + drop_path(output), the mask and the sum in one pass over the map."""
+    def _drop_path_mask(self, x: Tensor) -> Tensor | None:
+        """What each sample's attention is multiplied by, [B]: 0, or 1 over the probability of staying."""
         rate = getattr(self.drop_path, "drop_prob", 0.0)
         if not self.training or not rate:
-            return x + output
-        mask = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(1 - rate).div_(1 - rate)
-        return torch.addcmul(x, output.to(x.dtype), mask)
+            return None
+        return x.new_empty(x.shape[0]).bernoulli_(1 - rate).div_(1 - rate)
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         """O and the memory for the next layer, from the (in a transformer, normalised) map x."""
@@ -158,12 +164,6 @@ class LayerAttention(nn.Module):
 
     def activate(self, output: Tensor) -> Tensor:
         return output
-
-    def update_prefix(self, prefix: Tensor) -> Tensor:
-        """What becomes of the prefix tokens [B, P, C] of a transformer: nothing, in the paper's reading."""
-        if self.reading == "published" and self.norm_in is not None:
-            return prefix + self.drop_path(self.norm_in(prefix))
-        return prefix
 
     def project(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Query and key, [N, D] each, of N averaged maps [N, C]."""
@@ -183,6 +183,7 @@ class LayerAttention(nn.Module):
             "mechanism": type(self).__name__,
             "reading": self.reading,
             "channels_per_head": str(self.channels // self.heads),
+            "layer": str(self.layer),
         }
 
     def _start_as_identity(self) -> None:
@@ -223,6 +224,10 @@ class MRLALight(LayerAttention):
         **shared: Any,
     ) -> None:
         super().__init__(channels, init=init, **shared)
+        if not attention and (self.projection != "conv1d" or not learn_decay):
+            raise ValueError("attention=False leaves out q, k and lambda, so projection and learn_decay mean nothing")
+        if not memory and not learn_decay:
+            raise ValueError("learn_decay=False fixes lambda, which memory=False leaves out: give one of them")
         self.attention = attention
         self.memory = memory and attention
         self.reads_shortcut = self.memory and self.reading == "published"
@@ -232,8 +237,12 @@ class MRLALight(LayerAttention):
             del self.query, self.key
         self.decay = nn.Parameter(torch.randn(channels)) if self.memory and learn_decay else None
         self.norm_previous = nn.LayerNorm(channels, eps=1e-6) if self.memory and self.style == "transformer" else None
-        if init == "identity" and self.decay is not None and self.style == "transformer":
-            nn.init.zeros_(self.decay)
+        if init == "identity" and self.norm_previous is not None:
+            for parameter in [self.decay] if self.decay is not None else self.norm_previous.parameters():
+                nn.init.zeros_(parameter)
+
+    def describe(self) -> dict[str, str]:
+        return {**super().describe(), "memory": str(self.memory)}
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         gelu = self.style == "transformer"
@@ -268,10 +277,11 @@ class MRLABase(LayerAttention):
         query, key = self.project(x.mean((2, 3)))
         keys, values = memory if memory is not None else ((), ())
         keys = (*keys, key)
-        values = (*values, ops.depthwise_value(x, self.value_weight))
-        output, weights = ops.layer_attention(query, keys, values, heads=self.heads, weighting=self.weighting)
+        output, weights, value = ops.layer_attention(
+            query, keys, values, (x,), self.value_weight, heads=self.heads, weighting=self.weighting
+        )
         self.scores(weights)
-        return output, (keys, values)
+        return output, (keys, (*values, *value))
 
     def activate(self, output: Tensor) -> Tensor:
         return F.relu(output) if self.reading == "published" and self.style == "cnn" else output
@@ -304,8 +314,7 @@ class MRLALinear(MRLABase):
         if not self.constant_memory:
             return super().attend(x, memory, shortcut)
         query, key = self.project(x.mean((2, 3)))
-        value = ops.depthwise_value(x, self.value_weight)
-        return ops.linear_recurrence(query, key, value, memory, heads=self.heads)
+        return ops.linear_recurrence(x, query, key, self.value_weight, memory, heads=self.heads)
 
 
 class MLA(LayerAttention):
@@ -320,10 +329,18 @@ class MLA(LayerAttention):
         maps, pooled = (*maps, x), (*pooled, x.mean((2, 3)))
         queries, keys = self.project(torch.cat(pooled))
         layers = len(maps)
-        values = [ops.depthwise_value(earlier, self.value_weight) for earlier in maps]
-        output, weights = ops.layer_attention(queries.chunk(layers)[-1], keys.chunk(layers), values, heads=self.heads)
+        output, weights, _ = ops.layer_attention(
+            queries.chunk(layers)[-1], keys.chunk(layers), (), maps, self.value_weight, heads=self.heads
+        )
         self.scores(weights)
         return output, (maps, pooled)
+
+
+def _masked_sum(x: Tensor, output: Tensor, mask: Tensor | None) -> Tensor:
+    """x + mask * output in one pass; x + output where there is no mask."""
+    if mask is None:
+        return x + output
+    return torch.addcmul(x, output.to(x.dtype), mask.reshape(-1, *(1,) * (x.dim() - 1)))
 
 
 def _expect(option: str, value: str, valid: tuple[str, ...]) -> None:

@@ -114,12 +114,10 @@ class CeiT(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        if global_pool not in ("token", ""):
-            raise ValueError(f"CeiT classifies its class token: global_pool must be 'token' or '', got {global_pool!r}")
         if patch_size % 4:
             raise ValueError(f"patch_size must be a multiple of the stem's stride 4, got {patch_size}")
         self.num_classes = num_classes
-        self.global_pool = global_pool
+        self.global_pool = _checked_pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_prefix_tokens = 1
         self.grad_checkpointing = False
@@ -163,7 +161,7 @@ class CeiT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
         if global_pool is not None:
-            self.global_pool = global_pool
+            self.global_pool = _checked_pool(global_pool)
         self.head = nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity()
         self.head.to(self.cls_token.device, self.cls_token.dtype)
 
@@ -244,6 +242,12 @@ class CeiT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
+
+
+def _checked_pool(global_pool: str) -> str:
+    if global_pool not in ("token", ""):
+        raise ValueError(f"CeiT classifies its class token: global_pool must be 'token' or '', got {global_pool!r}")
+    return global_pool
 
 
 def _init_linear(module: nn.Module) -> None:

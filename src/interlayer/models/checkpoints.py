@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
     >>> model.load_state_dict(interlayer.convert_checkpoint(checkpoint, model))
     """
     source = unwrap(state_dict)
+    check_description(_recorded(state_dict), model)
     readings = {mechanism.reading for mechanism in attached_mechanisms(model).values()}
     if "paper" in readings and any(re.search(pattern, name) for name in source for pattern, _ in PUBLISHED_NAMES):
         raise CheckpointError(
@@ -64,7 +65,7 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
     converted: dict[str, Tensor] = {}
     for name, tensor in _renamed(source, target).items():
         expected = target.get(name)
-        if expected is not None and tensor.numel() == expected.numel():
+        if expected is not None and tensor.squeeze().shape == expected.squeeze().shape:
             tensor = tensor.reshape(expected.shape)  # lambda is [C, 1, 1] there, [C] here
         converted[name] = tensor
     for name, tensor in target.items():
@@ -80,17 +81,42 @@ def unwrap(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError("the checkpoint holds no tensors under any of " + ", ".join(WRAPPERS))
-    for prefix in ("module.", "_orig_mod."):
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    return tensors
+    prefix = _wrapping_prefix(tensors)
+    return {name.removeprefix(prefix): value for name, value in tensors.items()}
+
+
+def _wrapping_prefix(names: Iterable[str]) -> str:
+    """What DDP, torch.compile and the like put before every name."""
+    prefix = ""
+    while wrapper := next((w for w in ("module.", "_orig_mod.") if all(n.startswith(prefix + w) for n in names)), ""):
+        prefix += wrapper
+    return prefix
 
 
 def _innermost(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    for wrapper in WRAPPERS:
-        if isinstance(checkpoint.get(wrapper), Mapping):
-            checkpoint = checkpoint[wrapper]
+    while wrapper := next((w for w in WRAPPERS if isinstance(checkpoint.get(w), Mapping)), None):
+        checkpoint = checkpoint[wrapper]
     return checkpoint
+
+
+def _recorded(checkpoint: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Descriptions that torch.save keeps beside the tensors of a state dict, by the names without wrappers."""
+    state_dict = _innermost(checkpoint)
+    prefix = _wrapping_prefix([name for name, value in state_dict.items() if isinstance(value, Tensor)])
+    metadata = getattr(state_dict, "_metadata", {})
+    return {
+        name.removeprefix(prefix): entry["layer_attention"]
+        for name, entry in metadata.items()
+        if "layer_attention" in entry
+    }
+
+
+def check_description(recorded: Mapping[str, dict[str, str]], model: nn.Module) -> None:
+    """Raise if what a file records of its mechanisms differs from those of `model`."""
+    ours = describe(model)
+    for name, saved in recorded.items():
+        for difference in description_differences(name, saved, ours.get(name, {})):
+            raise CheckpointError(difference)
 
 
 def _renamed(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -141,9 +167,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
         ) from error
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, expected a state dict")
-    recorded = getattr(_innermost(checkpoint), "_metadata", {})  # torch.save keeps it beside the tensors
-    descriptions = {name: entry["layer_attention"] for name, entry in recorded.items() if "layer_attention" in entry}
-    return dict(checkpoint), descriptions
+    return dict(checkpoint), _recorded(checkpoint)
 
 
 def describe(model: nn.Module) -> dict[str, dict[str, str]]:
@@ -185,15 +209,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     head: such files can hold equal tensors that mean different functions.
     """
     state_dict, descriptions = read_checkpoint(path)
-    ours = describe(model)
-    differences = [
-        sentence
-        for name, saved in descriptions.items()
-        if name in ours
-        for sentence in description_differences(name, saved, ours[name])
-    ]
-    if differences:
-        raise CheckpointError(f"{path}: {differences[0]}")
+    check_description(descriptions, model)
     tensors = unwrap(state_dict)
     _check_names(tensors, model.state_dict())
     model.load_state_dict(tensors)

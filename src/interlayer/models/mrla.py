@@ -95,6 +95,7 @@ def build(
         row: the named model.
         pretrained: must be False: no weights of these models are distributed.
         reading: "paper", or "published" for the authors' program, other stem and heads included where it has them.
+        pretrained_cfg_overlay: entries of the model's configuration to replace, such as its mean and std.
         attention: options of `interlayer.attach` that replace the row's, such as {"drop_path": 0.0}.
         backbone_options: anything `timm.create_model` takes for the backbone.
     """
@@ -104,11 +105,14 @@ def build(
             f"timm.create_model({row.backbone!r}, pretrained=True), {row.mechanism!r}, init='identity')"
         )
     options = dict(row.options)
+    if "reading" in (attention or {}):
+        raise ValueError("give reading= to create_model itself: the backbone depends on it too")
     if reading == "published":
         options |= row.published_options
         backbone_options = {**row.published_backbone, **backbone_options}
     model = timm.create_model(row.backbone, pretrained=False, **backbone_options)
     config = {**(model.pretrained_cfg or {}), **default_cfgs[row.name], "architecture": row.name}
+    config |= pretrained_cfg_overlay or {}
     config["num_classes"] = backbone_options.get("num_classes", config["num_classes"])
     model.pretrained_cfg = model.default_cfg = config  # type: ignore[assignment]
     return hosts.attach(model, row.mechanism, reading=reading, **{**options, **(attention or {})})

@@ -23,6 +23,7 @@ from .dispatch import Operation
 LINEAR_EPS = 1e-6  # added to the normaliser of the linearised form
 
 
+@Operation
 def depthwise_value(x: Tensor, weight: Tensor | None, *, gelu: bool = False) -> Tensor:
     """The value map V of a layer: a k x k depthwise convolution of its output, or the output itself.
 
@@ -96,10 +97,12 @@ def layer_attention(
     query: Tensor,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
+    maps: Sequence[Tensor] = (),
+    value_weight: Tensor | None = None,
     *,
     heads: int,
     weighting: Literal["softmax", "linear"] = "softmax",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Attention of a layer to the t layers of its stage so far, itself included (Eq. 4, 6 and 9).
 
     softmax: O = sum_s softmax_s(q · k_s / sqrt(d)) V_s.
@@ -110,11 +113,15 @@ def layer_attention(
     Args:
         query: [B, D].
         keys: t tensors [B, D].
-        values: t tensors [B, C, H, W].
+        values: the values [B, C, H, W] that are known already, of the first layers.
+        maps: outputs [B, C, H, W] of the other layers, whose values are derived here (see `depthwise_value`): the
+            layer's own in Eq. 6, all of them in Eq. 4.
+        value_weight: [C, 1, k, k] or None.
 
     Returns:
-        O, [B, C, H, W], and the weights, [B, heads, t].
+        O, [B, C, H, W], the weights, [B, heads, t], and the values derived.
     """
+    derived = [depthwise_value(x, value_weight) for x in maps]
     if weighting == "linear":
         query = _feature_map(query)
         keys = [_feature_map(key) for key in keys]
@@ -122,17 +129,25 @@ def layer_attention(
         weights = weights / (weights.sum(-1, keepdim=True) + LINEAR_EPS)
     else:
         weights = torch.stack([head_scores(query, key, heads) for key in keys], dim=-1).softmax(-1)
-    return weighted_sum(weights, values), weights
+    return weighted_sum(weights, [*values, *derived]), weights, derived
 
 
+@Operation
 def linear_recurrence(
-    query: Tensor, key: Tensor, value: Tensor, state: tuple[Tensor, Tensor] | None, *, heads: int
+    x: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value_weight: Tensor | None,
+    state: tuple[Tensor, Tensor] | None,
+    *,
+    heads: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """One step of appendix A.3 as the paper writes it: O = φ(q) U / (φ(q) Z + 1e-6), state = (U, Z).
 
     What `layer_attention(..., weighting="linear")` computes, with a memory that does not grow with depth:
     U is [B, heads, d, C / heads, H, W], Z is [B, heads, d].
     """
+    value = depthwise_value(x, value_weight)
     phi_query = _feature_map(query).unflatten(-1, (heads, -1))
     phi_key = _feature_map(key).unflatten(-1, (heads, -1))
     maps = value.unflatten(1, (heads, 1, -1))  # [B, heads, 1, C / heads, H, W]
