@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..mechanisms import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from ..mechanisms.mrla import Init, Reading, Style
-from .carry import AttachedBlock, AttachedModel, AttachedRoot, Extended, RecordingPatchEmbed, Slot, extend, restore
+from .carry import AttachedBlock, AttachedModel, Extended, RecordingPatchEmbed, Slot, extend, restore
 from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
 from .stages import Block, Stage, Stages, find_stages
@@ -264,8 +264,6 @@ def _install(
         extend(embed, RecordingPatchEmbed)
     for name, module in model.named_modules():
         runs_blocks = not name or any(block.name.startswith(f"{name}.") for block in blocks)
-        if runs_blocks and not isinstance(module, AttachedRoot):
-            if hasattr(module, "forward_intermediates"):
-                extend(module, AttachedModel)
-            elif not name:
-                extend(module, AttachedRoot)
+        hands_out_features = not name or hasattr(module, "forward_intermediates")
+        if runs_blocks and hands_out_features and not isinstance(module, AttachedModel):
+            extend(module, AttachedModel)

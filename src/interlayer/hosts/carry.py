@@ -12,7 +12,7 @@ holds. Such classes are made once for each class they extend, and pickle by nami
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -92,6 +92,11 @@ class Extended:
     _mixin: type
     _extended: type
 
+    @staticmethod
+    def methods(base: Any) -> dict[str, Any]:
+        """Methods made for the class that is extended."""
+        return {}
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         return (_new_extended, (self._mixin, self._extended), *reduced[2:])
@@ -100,7 +105,7 @@ class Extended:
 @cache
 def _extended_class(mixin: Any, base: Any) -> Any:
     namespace = {"_mixin": mixin, "_extended": base, "__module__": base.__module__, "__doc__": base.__doc__}
-    return type(f"Attached{base.__name__}", (mixin, base), namespace)
+    return type(f"Attached{base.__name__}", (mixin, base), namespace | mixin.methods(base))
 
 
 def _new_extended(mixin: type, base: type) -> Any:
@@ -173,29 +178,38 @@ class AttachedBlock(Extended):
         return x
 
 
-class AttachedRoot(Extended):
-    """The model handed to `attach`: what it returns, also from the middle of a stage, are plain tensors."""
+class AttachedModel(Extended):
+    """A network that runs attached blocks: what it returns, also from the middle of a stage, are plain tensors."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return release(super().forward(*args, **kwargs))  # type: ignore[misc]
+    @staticmethod
+    def methods(base: Any) -> dict[str, Any]:
+        """The methods of `base` that hand out features, with its signatures, which torch.export reads."""
+        names = ("forward", "forward_features", "forward_intermediates")
+        wrapped = {name: _releasing(getattr(base, name)) for name in names if hasattr(base, name)}
+        if hasattr(base, "set_grad_checkpointing"):
+            wrapped["set_grad_checkpointing"] = _refusing_reentrant(base.set_grad_checkpointing)
+        return wrapped
 
 
-class AttachedModel(AttachedRoot):
-    """A network of timm's interface that runs attached blocks itself."""
+def _releasing(method: Any) -> Any:
+    @wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return release(method(self, *args, **kwargs))
 
-    def set_grad_checkpointing(self, enable: bool = True) -> Any:
+    return run
+
+
+def _refusing_reentrant(method: Any) -> Any:
+    @wraps(method)
+    def set_grad_checkpointing(self: Any, enable: bool = True, **kwargs: Any) -> Any:
         if enable and use_reentrant_ckpt():
             raise RuntimeError(
                 "reentrant checkpoints do not carry a stage's memory and would lose gradients: call "
                 "timm.layers.set_reentrant_ckpt(False) first"
             )
-        return super().set_grad_checkpointing(enable)  # type: ignore[misc]
+        return method(self, enable, **kwargs)
 
-    def forward_intermediates(self, *args: Any, **kwargs: Any) -> Any:
-        return release(super().forward_intermediates(*args, **kwargs))  # type: ignore[misc]
-
-    def forward_features(self, *args: Any, **kwargs: Any) -> Any:
-        return release(super().forward_features(*args, **kwargs))  # type: ignore[misc]
+    return set_grad_checkpointing
 
 
 class RecordingPatchEmbed(Extended):
