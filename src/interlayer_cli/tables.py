@@ -48,7 +48,7 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla.")] = "mrl
                 "" if row.top1 is None else f"{row.top1:.1f}",
             )
             unexplained += [f"table {row.table}, {row.label}: {what}" for what in counted.unexplained]
-    Console(width=None if Console().is_terminal else 160).print(table)
+    Console(width=None if Console().is_terminal else 190).print(table)
     if unexplained:
         for what in unexplained:
             typer.echo(f"interlayer: does not agree with the paper: {what}", err=True)
