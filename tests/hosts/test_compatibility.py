@@ -35,6 +35,13 @@ def make(name, mechanism="mrla_base", **options):
     return interlayer.attach(model, mechanism, image_size=64)
 
 
+def with_frozen_batch_norms(model):
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    return model
+
+
 def images(batch=2, size=(64, 64)):
     return torch.randn(batch, 3, *size)
 
@@ -102,10 +109,7 @@ def test_forward_intermediates_in_mid_stage_of_a_vit(mechanism):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_gradient_checkpointing_gives_the_same_gradients(name, mechanism):
-    model = make(name, mechanism).train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()  # recomputing a block updates running statistics twice
+    model = with_frozen_batch_norms(make(name, mechanism).train())  # recomputing updates running statistics twice
     x = images()
     gradients = []
     for enabled in (False, True):
@@ -320,10 +324,7 @@ def test_safetensors(name, tmp_path):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("name", MODELS)
 def test_batch_of_one(name, mechanism):
-    model = make(name, mechanism).train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()  # a backbone's own batch norm cannot train on maps of one element
+    model = with_frozen_batch_norms(make(name, mechanism).train())  # they cannot train on maps of one element
     model(images(1)).sum().backward()
 
 

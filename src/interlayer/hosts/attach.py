@@ -98,6 +98,7 @@ def attach(
     if channels_per_head is not None and not isinstance(channels_per_head, int):
         raise TypeError(f"channels_per_head must be a whole number, got {channels_per_head!r}")
 
+    norm_layer = _norm_layer_for(model)
     placed: list[tuple[Stage, list[Block], list[LayerAttention]]] = []
     for stage in find_stages(model, stages=stages, image_size=image_size):
         chosen = [block for block in stage.blocks if blocks == "all" or stages is not None or block.identity_skip]
@@ -108,7 +109,7 @@ def attach(
                 stage.channels,
                 style=style,
                 channels_per_head=per_head,
-                norm_layer=_norm_layer_for(model),
+                norm_layer=norm_layer,
                 drop_path=_drop_path_of(block.module) if drop_path == "backbone" else drop_path,
                 reading=reading,
                 init=init,

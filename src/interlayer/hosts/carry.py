@@ -136,16 +136,13 @@ class AttachedBlock(Extended):
         if isinstance(x, Carried):
             x, memories, grid = x.x, x.memories, x.grid
         mechanisms = [getattr(self, slot.name) for slot in self.interlayer_slots]
-        shortcut = None
-        if any(mechanism.reads_shortcut for mechanism in mechanisms):
-            if residual.projects(self):
-                output, shortcut = residual.output_and_shortcut(self, x)
-            else:
-                shortcut = x
-                output = self._run_block(x, *args, **kwargs)
-            shortcut = shortcut if shortcut.shape == output.shape else None
+        wants_shortcut = any(mechanism.reads_shortcut for mechanism in mechanisms)
+        if wants_shortcut and residual.projects(self):
+            shortcut: Tensor | None
+            output, shortcut = residual.output_and_shortcut(self, x)
         else:
             output = self._run_block(x, *args, **kwargs)
+            shortcut = x if wants_shortcut and x.shape == output.shape else None
 
         layout = self.interlayer_layout
         if grid is None:
