@@ -17,6 +17,7 @@ EXPECTED = (
     + [f"deit_{s}_mrla_{k}" for s in ("tiny", "small", "base") for k in ("light", "base")]
     + [f"ceit_{s}{k}" for s in ("tiny", "small") for k in ("", "_mrla_light", "_mrla_base")]
     + [f"pvt_v2_{s}_mrla_{k}" for s in ("b0", "b1") for k in ("light", "base")]
+    + [f"preresnet{d}_cifar" for d in (20, 56, 110, 164)]
 )
 
 

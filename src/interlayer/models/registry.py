@@ -2,7 +2,7 @@
 
 from fnmatch import fnmatchcase
 
-from . import ceit
+from . import ceit, preresnet
 from .mrla import ROWS
 
 
@@ -12,7 +12,7 @@ def list_models(pattern: str = "*") -> list[str]:
     >>> interlayer.list_models("resnet50_*")
     ['resnet50_mla', 'resnet50_mrla_base', 'resnet50_mrla_light', 'resnet50_mrla_linear']
     """
-    return sorted(name for name in (*ROWS, *ceit.default_cfgs) if fnmatchcase(name, pattern))
+    return sorted(name for name in (*ROWS, *ceit.default_cfgs, *preresnet.default_cfgs) if fnmatchcase(name, pattern))
 
 
 def backbone_of(name: str) -> str:
