@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: run test test-slow check format clean
 
 run: $(VENV)/.run
-	$(BIN)/interlayer demo
+	$(BIN)/interlayer compare
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import convert, demo, models, profile, tables
+from . import compare, convert, demo, evaluate, models, predict, profile, recipes, tables, train
 
 app = typer.Typer(
     name="interlayer",
@@ -15,9 +15,21 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Cross-layer attention for vision backbones: look at the models, check them against the papers, measure them.",
+    help="Cross-layer attention for vision backbones: train, compare, look inside, measure.",
 )
-for command in (models.models, tables.tables, convert.convert, profile.profile, demo.demo):
+COMMANDS = (
+    train.train,
+    compare.compare,
+    evaluate.evaluate,
+    predict.predict,
+    recipes.recipes,
+    models.models,
+    tables.tables,
+    convert.convert,
+    profile.profile,
+    demo.demo,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -8,25 +8,12 @@ import time
 import pytest
 import timm
 import torch
+from command_line import fails, run
 from safetensors import safe_open
 
 import interlayer
 
-
-def run(*arguments, **options):
-    command = [sys.executable, "-c", "from interlayer_cli.app import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
-
-
-def fails(*arguments):
-    """The one sentence a failing command prints."""
-    result = run(*arguments)
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.strip()]
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("interlayer: ")
-    return lines[0]
+COMMANDS = ["train", "compare", "evaluate", "predict", "recipes", "models", "tables", "convert", "profile", "demo"]
 
 
 def test_help_is_quick_and_names_every_command():
@@ -36,7 +23,7 @@ def test_help_is_quick_and_names_every_command():
         result = run("--help")
         times.append(time.perf_counter() - start)
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("models", "tables", "convert", "profile", "demo"))
+    assert all(command in result.stdout for command in COMMANDS)
     assert min(times) < 1.5
 
 
@@ -47,7 +34,7 @@ def test_help_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["models", "tables", "convert", "profile", "demo"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(command):
     result = run(command, "--help")
     assert result.returncode == 0

@@ -1,6 +1,6 @@
 """Looking inside a model, and measuring it."""
 
-from .cost import Cost, Setting, count_flops, count_parameters, measure, measure_inference
+from .cost import Cost, Setting, count_flops, count_parameters, measure, measure_inference, measure_memory
 from .plots import plot_layer_scores
 from .scores import StageScores, capture_scores, layer_scores
 
@@ -14,5 +14,6 @@ __all__ = [
     "layer_scores",
     "measure",
     "measure_inference",
+    "measure_memory",
     "plot_layer_scores",
 ]

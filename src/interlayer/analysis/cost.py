@@ -127,6 +127,28 @@ def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] 
     progress("counting")
     flops = count_flops(model, setting.image_size)
     parameters = count_parameters(model)
+    run, images, optimizer, train_step = _training(model, setting)
+    progress("warming up")
+    for _ in range(3 if setting.compile or setting.device != "cpu" else 1):
+        train_step()
+    progress("memory")
+    memory = _peak_memory(train_step, model, optimizer, setting.device)
+    progress("training step")
+    train_seconds = _median_seconds(train_step, setting)
+    progress("inference")
+    inference_seconds = _time_inference(run, model, images, setting)
+    return Cost(parameters, flops, memory, train_seconds, inference_seconds, setting.batch_size)
+
+
+def measure_memory(model: nn.Module, setting: Setting) -> int:
+    """Peak bytes held by a training step: weights, gradients, momentum, activations."""
+    _, _, optimizer, train_step = _training(model, setting)
+    train_step()
+    return _peak_memory(train_step, model, optimizer, setting.device)
+
+
+def _training(model: nn.Module, setting: Setting) -> tuple[Any, Tensor, torch.optim.Optimizer, Callable[[], None]]:
+    """The model as it is run, its images, an optimiser and a training step."""
     memory_format = torch.channels_last if setting.channels_last else torch.contiguous_format
     model = model.to(setting.device).to(memory_format=memory_format).train()
     images = probe_image(model, setting.image_size).repeat(setting.batch_size, 1, 1, 1)
@@ -145,16 +167,7 @@ def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] 
         scaler.step(optimizer)
         scaler.update()
 
-    progress("warming up")
-    for _ in range(3 if setting.compile or setting.device != "cpu" else 1):
-        train_step()
-    progress("memory")
-    memory = _peak_memory(train_step, model, optimizer, setting.device)
-    progress("training step")
-    train_seconds = _median_seconds(train_step, setting)
-    progress("inference")
-    inference_seconds = _time_inference(run, model, images, setting)
-    return Cost(parameters, flops, memory, train_seconds, inference_seconds, setting.batch_size)
+    return run, images, optimizer, train_step
 
 
 def measure_inference(model: nn.Module, setting: Setting) -> float:

@@ -188,7 +188,11 @@ def save_weights(
     if not path.parent.is_dir():
         raise CheckpointError(f"{path.parent}: no such folder")
     tensors = {k: v.detach().cpu().contiguous() for k, v in (state_dict or model.state_dict()).items()}
-    metadata = {"format": "pt", METADATA_KEY: json.dumps(describe(model))}
+    write_tensors(tensors, path, {"format": "pt", METADATA_KEY: json.dumps(describe(model))})
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a .safetensors file that appears under its name only when it is whole."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)

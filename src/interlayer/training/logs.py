@@ -1,0 +1,76 @@
+"""What a run writes while it goes: metrics.csv, TensorBoard, and Weights & Biases where it is asked for."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from .files import TrainingError, flush, write_text, writing
+from .recipe import Recipe
+
+COLUMNS = (
+    "epoch", "step", "lr", "train_loss", "train_accuracy", "eval_loss", "eval_accuracy", "eval_top5",
+    "seconds", "eval_seconds", "images_per_second",
+)  # fmt: skip
+TIMES = ("seconds", "eval_seconds", "images_per_second")  # the columns that two equal runs may differ in
+
+
+class Logs:
+    """The logs of one run. `resumed_rows` are the rows that a checkpoint stands for; later ones are dropped."""
+
+    def __init__(self, folder: Path, recipe: Recipe, resumed_rows: list[dict[str, Any]] | None = None) -> None:
+        self.path = folder / "metrics.csv"
+        rows = resumed_rows or []
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.path, text.getvalue())
+        self.tensorboard = _tensorboard(folder, len(rows)) if recipe.tensorboard else None
+        self.wandb = _wandb(folder, recipe) if recipe.wandb else None
+
+    def add(self, row: dict[str, Any]) -> None:
+        """One row an epoch, on the disk before training goes on."""
+        with writing(self.path), open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
+            flush(file)
+        values = {key: value for key, value in row.items() if key not in ("epoch", "step")}
+        if self.tensorboard is not None:
+            for key, value in values.items():
+                self.tensorboard.add_scalar(key.replace("_", "/", 1), value, row["epoch"])
+            self.tensorboard.flush()
+        if self.wandb is not None:
+            self.wandb.log(values, step=row["step"])
+
+    def close(self) -> None:
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.csv."""
+    with open(folder / "metrics.csv", newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def _tensorboard(folder: Path, epoch: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    with writing(folder / "tensorboard"):
+        return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch or None)
+
+
+def _wandb(folder: Path, recipe: Recipe) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise TrainingError(
+            f"wandb={recipe.wandb} needs Weights & Biases: pip install wandb, or leave wandb out"
+        ) from error
+    return wandb.init(project=recipe.wandb, dir=str(folder), name=folder.name, resume="allow")

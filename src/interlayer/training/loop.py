@@ -1,0 +1,754 @@
+"""The training loop.
+
+A `Trainer` is one run in one folder. `run()` is a generator that yields after every step: `train` drains one, and a
+comparison takes turns between several, each on a CUDA stream of its own, so that small networks fill the GPU together.
+
+Nothing in a step waits for the device. The loss, the hits and the first step whose loss was not finite are summed on
+the device and read when progress is shown, and always before a checkpoint is written. On one GPU with resident images,
+augmentation, forward and backward pass are captured into one CUDA graph and replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..hosts.probe import reason
+from ..models.checkpoints import read_checkpoint, save_weights
+from .augment import Finish
+from .batches import EvalBatches, ResidentTrainBatches, Share, eval_batches, mixed_seed, train_batches
+from .checkpoint import Checkpoints, random_state, restore_random_state
+from .evaluation import Scores, evaluate_batches
+from .files import FolderLock, TrainingError, write_json, write_text
+from .logs import Logs
+from .network import build_network, preparation_of
+from .recipe import Recipe, differences, read_recipe
+from .sharding import full_state, load_full_state, load_full_weights, shard
+from .sources import Data, open_data
+
+logger = logging.getLogger(__name__)
+WARMUP_STEPS = 3  # before a CUDA graph is captured
+SHOW_SECONDS = 0.25  # between readings of the device's sums
+AGREE_STEPS = 20  # between agreements of several processes to stop
+MACHINE_KEYS = {"workers", "resident", "tensorboard", "wandb", "checkpoint_steps", "eval_batch_size"}  # may change
+FUSED = {"sgd", "momentum", "adam", "adamw"}  # optimisers whose PyTorch form has one kernel for all parameters
+TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # of inductor
+
+
+class Stopped(Exception):  # noqa: N818  not an error: the run was asked to stop and did
+    """The run saved a checkpoint and stopped where it was asked to."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is. Loss and accuracy are of the epoch so far, as last read."""
+
+    folder: Path
+    what: str  # what is being done: loading, training, evaluating, done
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float = math.nan
+    accuracy: float = math.nan
+    eval_accuracy: float = math.nan
+    images_per_second: float = math.nan
+    seconds_left: float = math.nan
+
+
+@dataclass
+class Sums:
+    """Sums of an epoch on the device: [loss, hits, images], and the first step whose loss was not finite, or -1."""
+
+    values: Tensor
+    bad_step: Tensor
+    step: Tensor
+
+    @classmethod
+    def zeros(cls, device: torch.device) -> Sums:
+        # float64, so that the order of additions does not show; MPS-like devices are not a target here
+        values = torch.zeros(3, dtype=torch.float64, device=device)
+        bad = torch.full((), -1, dtype=torch.int64, device=device)
+        return cls(values, bad, torch.zeros((), dtype=torch.int64, device=device))
+
+    def restart(self, step: int) -> None:
+        self.values.zero_()
+        self.bad_step.fill_(-1)
+        self.step.fill_(step)
+
+    def add(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        labels = targets.argmax(dim=1) if targets.dim() == 2 else targets
+        hits = (logits.argmax(dim=1) == labels).sum()
+        count = len(labels)
+        self.values += torch.stack([loss.double() * count, hits.double(), torch.full_like(hits, count).double()])
+        first = (~torch.isfinite(loss)) & (self.bad_step < 0)
+        self.bad_step.copy_(torch.where(first, self.step, self.bad_step))
+
+
+class Trainer:
+    """One run: a recipe trained in a folder.
+
+    Args:
+        recipe: what to train and how.
+        folder: where the run's files go.
+        resume: go on with the run that is in the folder, if there is one.
+        data: the data, where several runs share it.
+        accelerator: processes and devices, where several runs share them.
+        stop: asked after every step; True saves a checkpoint and raises `Stopped`.
+        show: told how loading goes, which happens between two steps of `run`.
+        command: what to run to get this run again, for the record.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        resume: bool = False,
+        data: Data | None = None,
+        accelerator: Accelerator | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        show: Callable[[Progress], None] = lambda progress: None,
+        command: str = "",
+    ) -> None:
+        self.recipe, self.folder, self.stop, self.show, self.command = recipe, folder, stop, show, command
+        self.accelerator = accelerator or make_accelerator(recipe)
+        self.device: torch.device = self.accelerator.device
+        self.share = Share(self.accelerator.process_index, self.accelerator.num_processes)
+        self.main = self.accelerator.is_main_process
+        self.data = data
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.stream = torch.cuda.Stream() if self.device.type == "cuda" else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph_refused: str | None = None  # why there is none, once it is known; empty if there can be one
+        self.static_batch: Any = None
+        self.steps_run = 0  # by this process
+        self.read = [0.0, 0.0, 0.0]  # the sums, as last read
+        self.peeked: tuple[Tensor, torch.cuda.Event] | None = None  # sums on their way from the GPU
+        self.logs: Logs | None = None
+        self.position = (0, 0)  # epoch and step to go on with
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, float] | None = None
+        self.seconds = 0.0
+        self.lock = FolderLock(folder) if self.main else None
+        try:
+            self._claim(resume)
+        except BaseException:
+            self.close()
+            raise
+
+    # The folder
+
+    def _claim(self, resume: bool) -> None:
+        """Refuse a folder that holds another run."""
+        path = self.folder / "recipe.yaml"
+        if path.exists():
+            if not resume:
+                raise TrainingError(
+                    f"{self.folder} already holds a run: --resume to go on with it, or choose another folder"
+                )
+            changed = {k: v for k, v in differences(read_recipe(path), self.recipe).items() if k not in MACHINE_KEYS}
+            if changed:
+                listed = ", ".join(f"{key} {before!r} -> {now!r}" for key, (before, now) in changed.items())
+                raise TrainingError(f"{self.folder} holds a run of another recipe ({listed}): choose another folder")
+
+    def close(self) -> None:
+        """Let the folder go, and the GPU's memory."""
+        self.graph = self.static_batch = None
+        if self.logs is not None:
+            self.logs.close()
+        if self.lock is not None:
+            self.lock.release(remove=not (self.folder / "recipe.yaml").exists())
+
+    # Setting up
+
+    def _set_up(self, report: Callable[[str, int, int], None]) -> None:
+        recipe = self.recipe
+        _set_precision(recipe)
+        torch.manual_seed(mixed_seed(recipe.seed))
+        self.data = self.data or open_data(recipe)
+        self.classes = self.data.classes
+        self.network = build_network(recipe, len(self.classes))
+        self.preparation = preparation_of(self.network, recipe)
+        self.finish = Finish.of(recipe, len(self.classes), self.preparation.mean, self.preparation.std, self.device)
+        common = self.preparation, self.finish, self.share, self.device, self.data.problems, report
+        self.batches = train_batches(self.data.train, recipe, *common)
+        watched = self.data.validation if self.data.validation is not None else self.data.test
+        self.watched_batches = self._eval_batches(watched, report)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # what was loaded is there for every stream
+        memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.network.to(self.device, memory_format=memory_format)  # type: ignore[call-overload]
+        if recipe.sync_batchnorm and self.share.processes > 1 and self.device.type == "cuda":
+            self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
+        if recipe.sharding == "fsdp":
+            shard(self.network, self.accelerator)
+        self.optimizer = self._optimizer()
+        self.scheduler = make_scheduler(recipe, self.optimizer, self.batches.steps)
+        self.stepper = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
+        self.ema = ModelEmaV3(self.network, decay=recipe.ema) if recipe.ema else None
+        self.trained: nn.Module = self.network
+        if recipe.sharding == "none" and self.share.processes > 1:
+            devices = [self.device.index] if self.device.type == "cuda" else None
+            self.trained = DistributedDataParallel(self.network, device_ids=devices)
+        self.run_model: Any = (
+            self.trained
+        )  # evaluation runs the plain network: compiling it too takes longer than it saves
+        if recipe.compile != "no":
+            self.run_model = _compiled(self.trained, recipe.compile)
+        self.soft_loss = SoftTargetCrossEntropy()
+        self.sums = Sums.zeros(self.device)
+        torch.manual_seed(mixed_seed(recipe.seed, 1, self.share.rank))
+        self._restore()
+        if self.main and not (self.folder / "recipe.yaml").exists():  # only now: a mistake above leaves nothing behind
+            write_text(self.folder / "recipe.yaml", recipe.to_yaml(self.command))
+        self.logs = Logs(self.folder, recipe, self.rows) if self.main else None
+
+    def _eval_batches(self, images: Any, report: Callable[[str, int, int], None] = lambda *_: None) -> EvalBatches:
+        assert self.data is not None
+        return eval_batches(
+            images,
+            self.recipe,
+            self.preparation,
+            len(self.classes),
+            self.share,
+            self.device,
+            self.data.problems,
+            report,
+        )
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        recipe = self.recipe
+        options = dict(recipe.optimizer_options)
+        if self.device.type == "cuda" and recipe.optimizer in FUSED and recipe.sharding == "none":
+            options.setdefault("fused", True)
+        try:
+            return create_optimizer_v2(
+                self.network,
+                opt=recipe.optimizer,
+                lr=recipe.scaled_lr,
+                weight_decay=recipe.weight_decay,
+                momentum=recipe.momentum,
+                filter_bias_and_bn=not recipe.decay_norms_and_biases,
+                **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()},
+            )
+        except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+            known = ", ".join(sorted(timm.optim.list_optimizers()))
+            raise TrainingError(
+                f"optimizer={recipe.optimizer} cannot be made: {reason(error)}; timm knows {known}"
+            ) from error
+
+    # Running
+
+    def run(self) -> Iterator[Progress]:
+        """Train to the end, yielding after every step. The last one yielded has `what == "done"`."""
+        steps = self._run()
+        while True:
+            with self._on_stream():  # entered anew each time: the caller's stream is its own
+                try:
+                    progress = next(steps)
+                except StopIteration:
+                    return
+                except torch.OutOfMemoryError as error:
+                    images = self.batches.share // self.recipe.accumulate
+                    raise TrainingError(
+                        f"the GPU's memory does not hold {images} images at once: set accumulate="
+                        f"{self.recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size"
+                    ) from error
+            yield progress
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
+
+    def _run(self) -> Iterator[Progress]:
+        yield self._progress("loading", 0, 0, 0)
+        self._set_up(lambda what, done, total: self.show(self._progress(what, 0, done, total)))
+        start_epoch, start_step = self.position
+        for epoch in range(start_epoch, self.recipe.epochs):
+            yield from self._train_epoch(epoch, start_step)
+            start_step = 0
+            yield from self._end_epoch(epoch)
+        yield from self._finish_run()
+
+    def _train_epoch(self, epoch: int, start: int) -> Iterator[Progress]:
+        recipe, steps = self.recipe, self.batches.steps
+        if start == 0:
+            self.sums.restart(0)
+        self.network.train()
+        self.epoch_began = self.read_at = time.perf_counter()
+        self.epoch_start = start
+        batches = self.batches.epoch(epoch, start)
+        for step in range(start, steps):
+            self._set_lr(epoch, step)
+            self.batches.seed(epoch, step)
+            self._step(next(batches))
+            ended = step + 1 == steps
+            if recipe.checkpoint_steps and (epoch * steps + step + 1) % recipe.checkpoint_steps == 0 and not ended:
+                self._check_finite(epoch)
+                self._save((epoch, step + 1))
+            if self._asked_to_stop(step, ended) and not ended:
+                self._check_finite(epoch)
+                self._save((epoch, step + 1))
+                raise Stopped(f"stopped at epoch {epoch + 1}, step {step + 1} of {steps}")
+            if ended or self._must_read(step):
+                self._check_finite(epoch)
+            elif self.device.type == "cuda":
+                self._peek()
+            yield self._progress("training", epoch, step + 1, steps)
+
+    def _must_read(self, step: int) -> bool:
+        """Whether to wait for the sums: always on a CPU, where nothing waits; several processes must do it together."""
+        return step % AGREE_STEPS == 0 if self.share.processes > 1 else self.device.type == "cpu"
+
+    def _peek(self) -> None:
+        """Look at the sums of a while ago without waiting for the GPU."""
+        if self.peeked is not None:
+            values, event = self.peeked
+            if event.query():
+                self.read, self.peeked = values.tolist(), None
+        elif time.perf_counter() - self.read_at > SHOW_SECONDS:
+            values = torch.empty(3, dtype=torch.float64, pin_memory=True).copy_(self.sums.values, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self.peeked, self.read_at = (values, event), time.perf_counter()
+
+    def _set_lr(self, epoch: int, step: int) -> None:
+        if self.scheduler is None:
+            return
+        if step == self.epoch_start:
+            self.scheduler.step(epoch)
+        self.scheduler.step_update(epoch * self.batches.steps + step)
+
+    @property
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _step(self, batch: Any) -> None:
+        if not (self._captures() and self.steps_run >= WARMUP_STEPS and self._replay(batch)):
+            self.optimizer.zero_grad(set_to_none=True)
+            for index, part in enumerate(_parts(batch, self.recipe.accumulate)):
+                last = index == self.recipe.accumulate - 1
+                with nullcontext() if last else self._no_sync():
+                    self._forward_backward(part)
+            self.sums.step += 1
+        if self.recipe.clip_grad is not None:
+            self.accelerator.unscale_gradients(self.stepper)
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_grad)
+        self.stepper.step()
+        if self.ema is not None:
+            self.ema.update(self.network)
+        self.steps_run += 1
+
+    def _no_sync(self) -> AbstractContextManager[Any]:
+        return self.trained.no_sync() if isinstance(self.trained, DistributedDataParallel) else nullcontext()
+
+    def _forward_backward(self, batch: Any) -> None:
+        images, targets = self.batches.prepare(batch)
+        with self._autocast():
+            logits = self.run_model(images)
+        logits = logits.float()
+        if targets.dim() == 2:
+            loss = self.soft_loss(logits, targets)
+        else:
+            loss = F.cross_entropy(logits, targets, label_smoothing=self.recipe.label_smoothing)
+        self.accelerator.backward(loss / self.recipe.accumulate)
+        self.sums.add(loss.detach(), logits.detach(), targets)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.recipe.precision)
+        return torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext()
+
+    # CUDA graphs
+
+    def _captures(self) -> bool:
+        if self.graph_refused is None:
+            self.graph_refused = self._why_no_graph()
+            if self.recipe.cuda_graph == "yes" and self.graph_refused:
+                raise TrainingError(f"cuda_graph=yes: the step cannot be captured, {self.graph_refused}")
+        return not self.graph_refused
+
+    def _why_no_graph(self) -> str:
+        """Why the step cannot be one CUDA graph; empty if it can."""
+        if self.recipe.cuda_graph == "no":
+            return "the recipe says no"
+        if self.device.type != "cuda":
+            return "there is no GPU"
+        if not isinstance(self.batches, ResidentTrainBatches):
+            return "the images are not resident"
+        if self.share.processes > 1 or self.recipe.accumulate > 1:
+            return "one process and accumulate=1 are needed"
+        if self.recipe.precision == "float16":
+            return "float16's scaler looks at the gradients"
+        return ""
+
+    def _replay(self, batch: Tensor) -> bool:
+        """Run the step as a graph, capturing it the first time; False where that fails and it must run plainly."""
+        if self.graph is None:
+            self.static_batch = batch.clone()
+            self.optimizer.zero_grad(set_to_none=True)  # gradients of the capture live in its own memory
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.batches.generator)  # type: ignore[attr-defined]
+            try:
+                with torch.cuda.graph(graph, stream=self.stream):
+                    self._forward_backward(self.static_batch)
+                    self.sums.step += 1
+            except RuntimeError as error:
+                torch.cuda.synchronize()
+                if self.recipe.cuda_graph == "yes":
+                    raise TrainingError(f"cuda_graph=yes: the step cannot be captured: {reason(error)}") from error
+                logger.warning(
+                    "the step cannot be captured as a CUDA graph (%s); going on without", reason(error)[:200]
+                )
+                self.graph_refused = reason(error)
+                return False
+            self.graph = graph
+        self.static_batch.copy_(batch)
+        self.graph.replay()
+        return True
+
+    # What was seen
+
+    def _check_finite(self, epoch: int) -> None:
+        """Read the sums; stop if a loss was not finite."""
+        self.read, self.peeked = self.sums.values.tolist(), None
+        self.read_at = time.perf_counter()
+        bad = int(self.sums.bad_step)
+        if self.share.processes > 1:
+            together = torch.tensor([*self.read, float(bad)], dtype=torch.float64, device=self.device)
+            gathered = self.accelerator.gather(together[None])
+            self.read = gathered[:, :3].sum(0).tolist()
+            bad = int(gathered[:, 3].max())
+        if bad < 0:
+            return
+        self.epoch_start = bad
+        self._set_lr(epoch, bad)  # as it was then
+        names = self.batches.names(epoch, bad)
+        raise TrainingError(
+            f"the loss is not finite at epoch {epoch + 1}, step {bad + 1} of {self.batches.steps}, learning rate "
+            f"{self.lr:.3g}; no checkpoint holds it. Lower lr or set clip_grad; the batch was {', '.join(names)}"
+        )
+
+    def _asked_to_stop(self, step: int, ended: bool) -> bool:
+        asked = self.stop()
+        if self.share.processes == 1:
+            return asked
+        if step % AGREE_STEPS and not ended:
+            return False
+        asked_by = self.accelerator.reduce(torch.tensor(float(asked), device=self.device))
+        return bool(asked_by > 0)
+
+    def _progress(self, what: str, epoch: int, step: int, steps: int) -> Progress:
+        loss, hits, count = self.read
+        rate = left = math.nan
+        if what == "training":
+            elapsed = time.perf_counter() - self.epoch_began
+            done = step - self.epoch_start
+            rate = done * self.recipe.batch_size / elapsed
+            left = elapsed / done * ((self.recipe.epochs - epoch) * steps - step)
+        evaluated = self.rows[-1]["eval_accuracy"] if self.rows else math.nan
+        return Progress(
+            self.folder, what, epoch, self.recipe.epochs, step, steps,
+            loss / count if count else math.nan, hits / count if count else math.nan, evaluated, rate, left,
+        )  # fmt: skip
+
+    def _end_epoch(self, epoch: int) -> Iterator[Progress]:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        seconds = time.perf_counter() - self.epoch_began
+        trained = (self.batches.steps - self.epoch_start) * self.recipe.batch_size
+        loss, hits, count = self.read
+        began = time.perf_counter()
+        scores = Scores.none()
+        for evaluated in self._evaluate(self.watched_batches):
+            scores = evaluated
+            yield self._progress("evaluating", epoch, self.batches.steps, self.batches.steps)
+        row = {
+            "epoch": epoch + 1,
+            "step": (epoch + 1) * self.batches.steps,
+            "lr": self.lr,
+            "train_loss": loss / count,
+            "train_accuracy": hits / count,
+            "eval_loss": scores.loss,
+            "eval_accuracy": scores.accuracy,
+            "eval_top5": scores.top5,
+            "seconds": seconds,
+            "eval_seconds": time.perf_counter() - began,
+            "images_per_second": trained / seconds,
+        }
+        self.rows.append(row)
+        self.seconds += seconds + row["eval_seconds"]
+        chosen = self.data is not None and self.data.validation is not None
+        if chosen and (self.best is None or scores.accuracy > self.best["eval_accuracy"]):
+            self.best = {"epoch": epoch + 1, "eval_accuracy": scores.accuracy}
+            weights = self._weights()
+            if self.main:
+                save_weights(self.network, self.folder / "best.safetensors", weights)
+        if self.logs is not None:
+            self.logs.add(row)
+        self._save((epoch + 1, 0))
+        if self._asked_to_stop(0, True) and epoch + 1 < self.recipe.epochs:
+            raise Stopped(f"stopped at the end of epoch {epoch + 1}")
+
+    def _evaluate(self, batches: EvalBatches, predictions: bool = False) -> Iterator[Scores]:
+        if self.share.processes > 1 and self.recipe.sharding == "none":
+            for buffer in self.network.buffers():  # batch norms of the processes have drifted apart
+                torch.distributed.broadcast(buffer, 0)
+        averaged = self.ema is not None
+        network = self.ema.module if self.ema is not None else self.network
+        modes = network.training
+        network.eval()
+        try:
+            yield from evaluate_batches(
+                network,
+                batches,
+                self.finish,
+                self._autocast,
+                len(self.classes),
+                self.accelerator,
+                predictions=predictions,
+            )
+        finally:
+            network.train(modes and not averaged)
+
+    # Checkpoints
+
+    def _weights(self, averaged: bool = True) -> dict[str, Tensor]:
+        """Weights of the whole network, the moving average where there is one and it is asked for."""
+        if averaged and self.ema is not None:
+            return self.ema.module.state_dict()
+        return full_state(self.network, None)[0] if self.recipe.sharding == "fsdp" else self.network.state_dict()
+
+    def _save(self, position: tuple[int, int]) -> None:
+        sharded = self.recipe.sharding == "fsdp"
+        if sharded:
+            tensors, optimizer = full_state(self.network, self.optimizer)
+        else:
+            tensors, optimizer = self.network.state_dict(), self.optimizer.state_dict()
+        states = [random_state(self.device)]
+        if self.share.processes > 1:
+            states = [None] * self.share.processes  # type: ignore[list-item]
+            torch.distributed.all_gather_object(states, random_state(self.device))
+        if not self.main:
+            self.accelerator.wait_for_everyone()
+            return
+        weights = {"weights": tensors}
+        if self.ema is not None:
+            weights["ema"] = self.ema.module.state_dict()
+        scaler = self.accelerator.scaler
+        state = {
+            "position": list(position),
+            "optimizer": optimizer,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+            "random": states,
+            "sums": [self.sums.values.cpu(), self.sums.step.cpu()],
+            "rows": self.rows,
+            "best": self.best,
+            "seconds": self.seconds,
+            "processes": self.share.processes,
+        }
+        epoch, step = position
+        self.checkpoints.save(epoch * self.batches.steps + step, self.network, weights, state)
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self) -> None:
+        found = self.checkpoints.load()
+        if found is None:
+            return
+        path, weights, state = found
+        if state["processes"] != self.share.processes:
+            raise TrainingError(
+                f"{path} was written by {state['processes']} processes, these are {self.share.processes}: use as many"
+            )
+        if self.recipe.sharding == "fsdp":
+            load_full_state(self.network, self.optimizer, weights["weights"], state["optimizer"])
+        else:
+            self.network.load_state_dict(weights["weights"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(weights["ema"])
+        if state["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        values, step = state["sums"]
+        epoch, start = state["position"]
+        if start and not self.batches.exact_resume:
+            logger.warning("a stream resumes at the start of epoch %d", epoch + 1)
+            start = 0
+        else:
+            self.sums.restart(int(step))
+            self.sums.values.copy_(values)
+        self.position = (epoch, start)
+        self.rows, self.best, self.seconds = state["rows"], state["best"], state["seconds"]
+        restore_random_state(state["random"][self.share.rank], self.device)
+
+    # The end
+
+    def _finish_run(self) -> Iterator[Progress]:
+        """Test the chosen weights once, and write what the run came to."""
+        assert self.data is not None
+        chosen = self.best["epoch"] if self.best is not None else self.recipe.epochs
+        if self.best is not None:
+            self._load_weights(self.folder / "best.safetensors")
+            batches = self._eval_batches(self.data.test)
+        else:
+            batches = self.watched_batches
+        scores = Scores.none()
+        for evaluated in self._evaluate(batches, predictions=True):
+            scores = evaluated
+            yield self._progress("testing", self.recipe.epochs - 1, self.batches.steps, self.batches.steps)
+        weights = self._weights()
+        if self.main:
+            save_weights(self.network, self.folder / "weights.safetensors", weights)
+            scores.save_predictions(self.folder / "predictions.safetensors")
+            write_json(self.folder / "summary.json", self._summary(scores, int(chosen)))
+        self.accelerator.wait_for_everyone()
+        yield self._progress("done", self.recipe.epochs, self.batches.steps, self.batches.steps)
+
+    def _load_weights(self, path: Path) -> None:
+        tensors = read_checkpoint(path)[0]
+        if self.recipe.sharding == "fsdp":
+            load_full_weights(self.network, tensors)
+        else:
+            (self.ema.module if self.ema is not None else self.network).load_state_dict(tensors)
+
+    def _summary(self, scores: Scores, chosen: int) -> dict[str, Any]:
+        assert self.data is not None
+        return {
+            "model": self.recipe.model,
+            "seed": self.recipe.seed,
+            "test": {"accuracy": scores.accuracy, "top5": scores.top5, "loss": scores.loss, "images": scores.count},
+            "chosen_epoch": chosen,
+            "chosen_by": "validation accuracy" if self.best is not None else "last epoch",
+            "epochs": self.recipe.epochs,
+            "train_images": len(self.data.train),
+            "classes": list(self.classes),
+            "image_size": self.preparation.size,
+            "mean": list(self.preparation.mean),
+            "std": list(self.preparation.std),
+            "crop_pct": self.preparation.crop_pct,
+            "interpolation": self.preparation.interpolation,
+            "seconds": self.seconds,
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU",
+            "processes": self.share.processes,
+            "peak_memory": torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            "bad_images": self.data.problems.found,
+            "notes": self.data.notes,
+            "command": self.command,
+            "versions": versions(),
+        }
+
+
+def _parts(batch: Any, count: int) -> list[Any]:
+    """A batch in equal parts: indices, or pixels and labels."""
+    if count == 1:
+        return [batch]
+    if isinstance(batch, Tensor):
+        return list(batch.chunk(count))
+    return list(zip(*(tensor.chunk(count) for tensor in batch), strict=True))
+
+
+def _compiled(network: nn.Module, how: str) -> Any:
+    if how == "default":
+        return torch.compile(network)
+    from torch._inductor import select_algorithm
+
+    select_algorithm.PRINT_AUTOTUNE = False  # pages of it, over the progress bars
+    return torch.compile(network, options=TUNED)
+
+
+def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+    """timm's schedule of the learning rate; None where it never changes."""
+    if recipe.schedule == "constant" and not recipe.warmup_epochs:
+        return None
+    by_epoch = recipe.schedule_on == "epoch"
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        sched={"constant": "multistep"}.get(recipe.schedule, recipe.schedule),
+        num_epochs=recipe.epochs,
+        decay_epochs=recipe.decay_epochs,  # type: ignore[arg-type]
+        # timm's multistep looks one epoch ahead: it would decay at the start of epoch 149 for a milestone of 150
+        decay_milestones=[] if recipe.schedule == "constant" else [m + by_epoch for m in recipe.milestones],
+        decay_rate=recipe.decay_rate,
+        min_lr=recipe.scaled_min_lr,
+        warmup_lr=recipe.warmup_lr,
+        warmup_epochs=recipe.warmup_epochs,  # type: ignore[arg-type]
+        step_on_epochs=by_epoch,
+        updates_per_epoch=steps,
+    )
+    return scheduler
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """Processes, devices and mixed precision, from accelerate."""
+    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(recipe.precision, "no")
+    if recipe.device == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("device=cuda: torch sees no GPU here, use device=cpu")
+    if recipe.device not in (None, "cpu", "cuda"):
+        raise TrainingError(
+            f"device must be cpu or cuda, got {recipe.device!r}; choose among GPUs with CUDA_VISIBLE_DEVICES"
+        )
+    cpu = recipe.device == "cpu" or not torch.cuda.is_available()
+    if precision == "fp16" and cpu:
+        raise TrainingError("precision=float16 needs a GPU: use bfloat16 or float32 on the CPU")
+    if AcceleratorState._shared_state:  # runs that follow each other in one process may differ in precision
+        AcceleratorState._reset_state(reset_partial_state=AcceleratorState().num_processes == 1)
+    return Accelerator(mixed_precision=precision, cpu=cpu)
+
+
+def _set_precision(recipe: Recipe) -> None:
+    allowed = recipe.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cudnn.benchmark = torch.cuda.is_available()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("interlayer", "torch", "torchvision", "timm", "accelerate", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "from source"
+    return found
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    show: Callable[[Progress], None] = lambda progress: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train a recipe in a folder to the end and return its summary. `options` are those of `Trainer`."""
+    import json
+
+    trainer = Trainer(recipe, folder, show=show, **options)
+    try:
+        for progress in trainer.run():
+            show(progress)
+    finally:
+        trainer.close()
+    return json.loads((folder / "summary.json").read_text())

@@ -1,0 +1,134 @@
+"""Building the network a recipe names, and what it expects of images."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+from torch import nn
+
+from .. import hosts, models
+from ..hosts.probe import reason
+from ..models.checkpoints import CheckpointError, check_description, read_checkpoint, unwrap
+from .batches import Preparation
+from .files import TrainingError
+from .recipe import Recipe, RecipeError
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """A network's name, and the mechanism to attach in NAME+MECHANISM."""
+    backbone, _, mechanism = name.partition("+")
+    return backbone, mechanism or None
+
+
+def build_network(recipe: Recipe, classes: int) -> nn.Module:
+    """The network of a recipe, for that many classes, with the weights it starts from."""
+    if not recipe.model:
+        raise RecipeError("the recipe names no model: give --model NAME, or NAME+MECHANISM to attach layer attention")
+    name, mechanism = split_name(recipe.model)
+    architecture = name.split(".")[0]
+    if not timm.is_model(architecture):
+        near = get_close_matches(architecture, timm.list_models(), n=3)
+        raise RecipeError(f"unknown model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    options: dict[str, Any] = {**recipe.model_options}
+    if recipe.drop_rate:
+        options["drop_rate"] = recipe.drop_rate
+    if recipe.drop_path_rate:
+        options["drop_path_rate"] = recipe.drop_path_rate
+    try:
+        network = _create(name, recipe, options, classes)
+    except (TypeError, RuntimeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise TrainingError(f"{name} cannot be built{f' with {given}' if given else ''}: {reason(error)}") from error
+    if mechanism is not None:
+        network = _attach(network, mechanism, recipe)
+    elif recipe.attach_options:
+        raise RecipeError(f"attach_options need a mechanism: --model {recipe.model}+mrla_light")
+    if recipe.weights:
+        start_from(network, recipe.weights)
+    if recipe.zero_head:
+        for parameter in _classifier(network).parameters():
+            nn.init.zeros_(parameter)
+    if recipe.batch_norm_momentum is not None:
+        for module in network.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = recipe.batch_norm_momentum
+    return network
+
+
+def _create(name: str, recipe: Recipe, options: dict[str, Any], classes: int) -> nn.Module:
+    options = {"num_classes": classes, "pretrained": recipe.pretrained, **options}
+    if recipe.image_size and "img_size" not in options:
+        try:  # networks whose positions are made for one size
+            return timm.create_model(name, img_size=recipe.image_size, **options)
+        except TypeError:
+            pass
+    return timm.create_model(name, **options)
+
+
+def _attach(network: nn.Module, mechanism: str, recipe: Recipe) -> nn.Module:
+    options = dict(recipe.attach_options)
+    if recipe.pretrained or recipe.weights:
+        options.setdefault("init", "identity")  # trained weights keep their function at the start
+    if recipe.drop_path_rate:
+        options.setdefault("drop_path", "backbone")
+    if recipe.image_size:
+        options.setdefault("image_size", recipe.image_size)
+    try:
+        return hosts.attach(network, mechanism, **options)
+    except TypeError as error:
+        raise RecipeError(f"attach_options do not fit {mechanism}: {reason(error)}") from error
+
+
+def start_from(network: nn.Module, path: str) -> None:
+    """Load weights from a file; those of a classifier of another number of classes are left as they are.
+
+    A file of a plain backbone also starts a network with layer attention attached.
+    """
+    state_dict, descriptions = read_checkpoint(path)
+    check_description(descriptions, network)
+    tensors = unwrap(state_dict)
+    own = network.state_dict()
+    head = {id(p) for p in _classifier(network).parameters()}
+    head_names = {name for name, p in network.named_parameters() if id(p) in head}
+    fitting = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not (name in head_names and name in own and own[name].shape != tensor.shape)
+    }
+    unknown = [name for name in fitting if name not in own]
+    attached = {f"{name}." for name in hosts.attached_mechanisms(network)}
+    missing = [
+        name
+        for name in own
+        if name not in fitting and name not in head_names and not any(name.startswith(prefix) for prefix in attached)
+    ]
+    wrong = [name for name in fitting if name in own and own[name].shape != fitting[name].shape]
+    for what, names in (("unknown", unknown), ("missing", missing), ("of another shape", wrong)):
+        if names:
+            raise CheckpointError(f"{path} does not fit the network; {what}: {', '.join(names[:5])}")
+    network.load_state_dict(fitting, strict=False)
+
+
+def _classifier(network: Any) -> nn.Module:
+    return network.get_classifier()
+
+
+def preparation_of(network: nn.Module, recipe: Recipe) -> Preparation:
+    """What the network expects of images, where the recipe does not say otherwise."""
+    config = timm.data.resolve_model_data_config(network)
+    size = recipe.image_size or config["input_size"][-1]
+    return Preparation(
+        size,
+        tuple(recipe.mean or config["mean"]),
+        tuple(recipe.std or config["std"]),
+        recipe.interpolation,
+        recipe.crop_pct or config["crop_pct"],
+    )
+
+
+def plain_name(name: str) -> str:
+    """The backbone that a network extends, by name."""
+    backbone, mechanism = split_name(name)
+    return backbone if mechanism else models.backbone_of(backbone)

@@ -1,0 +1,166 @@
+"""A finished run as a network to use: on a set of images with labels, or on image files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from ..models import load_weights
+from .augment import Finish
+from .batches import LoadedEvalBatches, Preparation, Share, eval_batches
+from .compare import read_summary
+from .evaluation import Scores, evaluate_batches
+from .files import TrainingError
+from .loop import Progress
+from .network import build_network
+from .recipe import read_recipe
+from .sources import Images, Problems, open_data
+
+BATCH = 64
+
+
+class FileImages(Images):
+    """Image files without labels."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files, self.classes = list(files), []
+        self.labels = np.zeros(len(self.files), dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        return str(self.files[index])
+
+    def open(self, index: int) -> Image.Image:
+        with Image.open(self.files[index]) as image:
+            return image.convert("RGB")
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """The files named, and those in the folders named."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS and p.is_file())
+            if not inside:
+                raise TrainingError(f"{path} holds no images ({', '.join(IMG_EXTENSIONS)})")
+            files += inside
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise TrainingError(f"{path}: no such file or folder")
+    return files
+
+
+class TrainedNetwork:
+    """The network of a finished run, with the weights it was tested with.
+
+    Args:
+        folder: the run's folder.
+        weights: other weights of the same network.
+    """
+
+    def __init__(self, folder: Path, weights: Path | None = None) -> None:
+        if not (folder / "recipe.yaml").is_file():
+            raise TrainingError(f"{folder} holds no run: expected the folder that `interlayer train` wrote")
+        summary = read_summary(folder)
+        self.recipe = read_recipe(folder / "recipe.yaml")
+        self.classes: list[str] = summary["classes"]
+        self.network = build_network(self.recipe.replace(pretrained=False, weights=None), len(self.classes))
+        load_weights(self.network, weights or folder / "weights.safetensors")
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.network.to(self.device).eval()
+        self.preparation = Preparation(
+            summary["image_size"], tuple(summary["mean"]), tuple(summary["std"]), summary["interpolation"],
+            summary["crop_pct"],
+        )  # fmt: skip
+        mean, std = (
+            torch.tensor(v, device=self.device).view(1, -1, 1, 1) * 255 for v in (summary["mean"], summary["std"])
+        )
+        self.finish = Finish(self.recipe, len(self.classes), mean, std)
+
+    def evaluate(self, data: str | None = None, show: Callable[[Progress], None] = lambda p: None) -> dict[str, Any]:
+        """Scores on the test images of the run's data, or of `data`: overall, by class, and how well calibrated."""
+        from torchmetrics.functional.classification import binary_calibration_error, multiclass_confusion_matrix
+
+        recipe = self.recipe.replace(data=data or self.recipe.data, num_classes=len(self.classes), validation=0)
+        opened = open_data(recipe)
+        theirs = list(opened.test.classes)
+        if isinstance(opened.test, Images) and theirs != self.classes[: len(theirs)]:
+            found, known = ", ".join(theirs[:5]), ", ".join(self.classes[:5])
+            raise TrainingError(f"{recipe.data} has other classes than the run: {found}, ... instead of {known}, ...")
+        batches = eval_batches(
+            opened.test, recipe, self.preparation, len(self.classes), Share(), self.device, opened.problems
+        )
+        scores = self._scores(batches, show)
+        assert scores.predictions is not None
+        assert scores.confidences is not None
+        labels, predicted = scores.predictions[:, 1], scores.predictions[:, 2]
+        confusion = multiclass_confusion_matrix(predicted, labels, max(2, len(self.classes))).tolist()
+        return {
+            "model": self.recipe.model,
+            "data": recipe.data,
+            "images": scores.count,
+            "accuracy": scores.accuracy,
+            "top5": scores.top5,
+            "loss": scores.loss,
+            "calibration_error": float(binary_calibration_error(scores.confidences, predicted == labels)),
+            "classes": [self._of_class(label, confusion[label]) for label in range(len(self.classes))],
+            "bad_images": opened.problems.found,
+        }
+
+    def predict(
+        self,
+        files: Sequence[Path],
+        top: int = 3,
+        *,
+        on_bad_image: str = "fail",
+        show: Callable[[Progress], None] = lambda p: None,
+    ) -> list[dict[str, Any]]:
+        """The `top` most likely classes of each file, in the order of the files."""
+        images, problems = FileImages(files), Problems(on_bad_image)
+        workers = min(self.recipe.workers, len(files) // BATCH)
+        batches = LoadedEvalBatches(images, self.preparation, BATCH, workers, Share(), self.device, problems)
+        found: dict[int, dict[str, Any]] = {}
+        for pixels, _, places in batches:
+            with torch.no_grad():
+                probabilities = self.network(self.finish.normalise(pixels)).float().softmax(1)
+            best = probabilities.topk(min(top, len(self.classes)), dim=1)
+            for place, values, classes in zip(
+                places.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
+            ):
+                found[place] = {
+                    "image": images.name(place),
+                    "classes": [
+                        {"class": self.classes[c], "probability": p} for c, p in zip(classes, values, strict=True)
+                    ],
+                }
+            show(Progress(Path("predicting"), "predicting", 0, 1, len(found), len(files)))
+        return [found[place] for place in sorted(found)]
+
+    def _scores(self, batches: Any, show: Callable[[Progress], None]) -> Scores:
+        from contextlib import nullcontext
+
+        scores = Scores.none()
+        how = self.finish, nullcontext, len(self.classes)
+        for done, evaluated in enumerate(evaluate_batches(self.network, batches, *how, predictions=True)):
+            scores = evaluated
+            show(Progress(Path("evaluating"), "evaluating", 0, 1, done, math.ceil(batches.count / BATCH)))
+        return scores
+
+    def _of_class(self, label: int, taken_for: list[int]) -> dict[str, Any]:
+        """One row of the confusion matrix, in words."""
+        others = [0 if i == label else count for i, count in enumerate(taken_for)]
+        most = max(others)
+        return {
+            "class": self.classes[label],
+            "images": sum(taken_for),
+            "accuracy": taken_for[label] / sum(taken_for) if any(taken_for) else None,
+            "taken_for": self.classes[others.index(most)] if most else None,
+            "taken_for_images": most,
+        }

@@ -1,0 +1,74 @@
+"""`interlayer compare`: several networks under one recipe, and what can be said of the difference."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .train import DataName, Overrides, RecipeName, is_main_process
+
+
+def compare(
+    overrides: Overrides = None,
+    recipe: RecipeName = "digits",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Twice or more: networks to compare, the first being what the others are compared with."),
+    ] = None,
+    data: DataName = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each network, with seeds 0, 1, 2, ...")] = 3,
+    together: Annotated[int | None, typer.Option(min=1, help="Runs that share the GPU at a time.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; one under runs/ unless given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --output.")] = False,
+) -> None:
+    """Train networks under the same recipe with several seeds, and write a report.html that compares them.
+
+    One network with layer attention is compared with its plain backbone. Without options: handwritten digits, a small
+    ResNet against the same with MRLA-light.
+
+    Example: `interlayer compare --recipe rla_cifar --model preresnet20_cifar+mrla_light --data /data/cifar10 epochs=30`
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from interlayer.training import Stopped, load_recipe, write_comparison_report
+    from interlayer.training import compare as run
+    from interlayer.training.compare import networks_of
+    from interlayer.training.report import TABLE_HEAD, comparison_rows, table_note
+
+    from .display import StopSignal, command_line, command_to_resume, log_to_stderr, new_folder, showing
+
+    log_to_stderr()
+    resolved = load_recipe(recipe, overrides or [], data=data)
+    models = model or [resolved.model]
+    if not models[0]:
+        raise ValueError("nothing to compare: give --model NAME+MECHANISM, or --model twice")
+    folder = output or new_folder("compare")
+    if folder.exists() and any(folder.iterdir()) and not resume:
+        raise ValueError(
+            f"{folder} is not empty: --resume to go on with the comparison in it, or choose another folder"
+        )
+    total = len(networks_of(models)) * seeds
+    stop = StopSignal()
+    try:
+        with stop.listening(), showing(total, folder) as show:
+            comparison = run(
+                resolved, models, folder, seeds=range(seeds), resume=resume, together=together,
+                stop=stop, show=show, command=command_line(),
+            )  # fmt: skip
+    except Stopped as stopped:
+        typer.echo(f"{stopped}; checkpoints are saved, go on with: {command_to_resume(folder)}", err=True)
+        raise typer.Exit(stop.exit_code) from None
+    if not is_main_process():
+        return
+    report = write_comparison_report(comparison)
+    console = Console(width=None if Console().is_terminal else 150)
+    table = Table("network", *TABLE_HEAD, caption=table_note(comparison))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result, row in zip(comparison.results, comparison_rows(comparison), strict=True):
+        table.add_row(result.model, *row)
+    console.print(table)
+    for text in comparison.verdicts():
+        console.print(text, highlight=False)
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)

@@ -1,0 +1,182 @@
+"""What the terminal shows while something trains: live bars on a terminal, a line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+def command_line() -> str:
+    """The command as it was typed, to be run again."""
+    return shlex.join(["interlayer", *sys.argv[1:]])
+
+
+def command_to_resume(folder: Path) -> str:
+    """The command that goes on with the run in `folder`."""
+    arguments = list(sys.argv[1:])
+    if "--output" not in " ".join(arguments):
+        arguments += ["--output", str(folder)]
+    return shlex.join(["interlayer", *arguments, *([] if "--resume" in arguments else ["--resume"])])
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM ask for a stop; a second Ctrl-C insists."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+
+    def __call__(self) -> bool:
+        return self.asked is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+
+    @contextmanager
+    def listening(self) -> Iterator[StopSignal]:
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + (self.asked or signal.SIGINT)
+
+
+@contextmanager
+def showing(total_runs: int = 1, root: Path | None = None) -> Iterator[Any]:
+    """Yields a function that takes each `Progress` of the runs and shows it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(root)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=console, transient=True, refresh_per_second=8) as bars:
+        yield _Bars(bars, total_runs, root)
+
+
+def _name(progress: Any, root: Path | None) -> str:
+    if root is None:
+        return progress.folder.name
+    return str(progress.folder.relative_to(root)) if progress.folder != root else progress.folder.name
+
+
+def _number(value: float, form: str) -> str:
+    return "" if math.isnan(value) else form.format(value)
+
+
+class _Bars:
+    """A bar for each run that is going, and one for all of them."""
+
+    def __init__(self, bars: Any, total_runs: int, root: Path | None) -> None:
+        self.bars, self.root = bars, root
+        self.tasks: dict[Path, Any] = {}
+        self.shown: dict[Path, float] = {}
+        self.total = bars.add_task("runs", total=total_runs, text="") if total_runs > 1 else None
+
+    def __call__(self, progress: Any) -> None:
+        if progress.what == "done":
+            self.bars.remove_task(self.tasks.pop(progress.folder))
+            if self.total is not None:
+                self.bars.update(self.total, advance=1)
+            return
+        if progress.folder != self.root and self.root in self.tasks:  # what came before the runs is over
+            self.bars.remove_task(self.tasks.pop(self.root))
+        now = time.monotonic()
+        known = progress.folder in self.tasks
+        if known and now - self.shown[progress.folder] < 0.1 and progress.step != progress.steps:
+            return
+        self.shown[progress.folder] = now
+        if not known:
+            self.tasks[progress.folder] = self.bars.add_task("", total=None, text="")
+        epoch = (
+            ""
+            if progress.what.startswith(("loading", "measuring"))
+            else f" epoch {progress.epoch + 1}/{progress.epochs}"
+        )
+        parts = [
+            progress.what,
+            _number(progress.images_per_second, "{:,.0f} images/s"),
+            _number(progress.loss, "loss {:.3f}"),
+            _number(progress.accuracy, "accuracy {:.1%}"),
+            _number(progress.eval_accuracy, "held out {:.1%}"),
+            f"{_clock(progress.seconds_left)} left" if not math.isnan(progress.seconds_left) else "",
+        ]
+        self.bars.update(
+            self.tasks[progress.folder],
+            description=_name(progress, self.root) + epoch,
+            completed=progress.step,
+            total=progress.steps or None,
+            text="  ".join(part for part in parts if part),
+        )
+
+
+class _Lines:
+    """A line an epoch, for logs."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root
+        self.epochs: dict[Path, int] = {}
+
+    def __call__(self, progress: Any) -> None:
+        ended = progress.what == "training" and progress.step == progress.steps
+        if not ended or self.epochs.get(progress.folder) == progress.epoch:
+            return
+        self.epochs[progress.folder] = progress.epoch
+        print(
+            f"{_name(progress, self.root)}: epoch {progress.epoch + 1}/{progress.epochs}, loss {progress.loss:.4f}, "
+            f"accuracy {progress.accuracy:.2%}, {progress.images_per_second:,.0f} images/s, "
+            f"{_clock(progress.seconds_left)} left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def new_folder(name: str) -> Path:
+    """A folder under runs/ that is not there yet, named by what runs and when."""
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    folder, number = base, 1
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def log_to_stderr() -> None:
+    """The library's warnings, one line each."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("interlayer: %(message)s"))
+    logger = logging.getLogger("interlayer")
+    if not logger.handlers:
+        logger.addHandler(handler)
+        logger.propagate = False

@@ -1,0 +1,31 @@
+"""`interlayer recipes`: the training settings that come with the library."""
+
+from typing import Annotated
+
+import typer
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="A recipe to show whole.")] = None,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Show every value, defaults and inherited ones included.")
+    ] = False,
+) -> None:
+    """List the recipes, or show one.
+
+    Example: `interlayer recipes rla_cifar`
+    """
+    from interlayer.training.recipe import list_recipes, load_recipe, recipe_text
+
+    if name is not None:
+        typer.echo(load_recipe(name).to_yaml() if resolved else recipe_text(name), nl=False)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("recipe", "what it is")
+    for entry in list_recipes():
+        lines = [line.removeprefix("#").strip() for line in recipe_text(entry).splitlines() if line.startswith("#")]
+        about = [line for line in lines if line and not line.startswith("interlayer ")]
+        table.add_row(entry, about[0] if about else "")
+    Console(width=None if Console().is_terminal else 140).print(table)

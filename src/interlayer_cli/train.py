@@ -1,0 +1,62 @@
+"""`interlayer train`: train one network under a recipe."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeName = Annotated[str, typer.Option(help="A recipe by name (`interlayer recipes`) or a .yaml file.")]
+DataName = Annotated[
+    str | None, typer.Option(help="A folder of images or CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values of the recipe to change, such as epochs=10 lr=0.05."),
+]
+
+
+def train(
+    overrides: Overrides = None,
+    recipe: RecipeName = "default",
+    model: Annotated[str | None, typer.Option(help="A network, or NAME+MECHANISM to attach layer attention.")] = None,
+    data: DataName = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run; one under runs/ unless given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --output, if there is one.")] = False,
+) -> None:
+    """Train a network and write weights, metrics, summary and report.html into a folder.
+
+    On several GPUs or machines: `torchrun --nproc-per-node 8 -m interlayer train ...` or `accelerate launch -m
+    interlayer train ...`. Ctrl-C and SIGTERM save a checkpoint; `--resume` goes on from it.
+
+    Example: `interlayer train --recipe mrla_resnet --model resnet50_mrla_light --data /data/imagenet`
+    """
+    from interlayer.training import Stopped, load_recipe, write_run_report
+    from interlayer.training import train as run
+
+    from .display import StopSignal, command_line, command_to_resume, log_to_stderr, new_folder, showing
+
+    log_to_stderr()
+    resolved = load_recipe(recipe, overrides or [], model=model, data=data)
+    folder = output or new_folder(resolved.model or "run")
+    stop = StopSignal()
+    try:
+        with stop.listening(), showing() as show:
+            summary = run(resolved, folder, show=show, resume=resume, stop=stop, command=command_line())
+    except Stopped as stopped:
+        typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
+        raise typer.Exit(stop.exit_code) from None
+    if not is_main_process():
+        return
+    report = write_run_report(folder)
+    test = summary["test"]
+    typer.echo(f"test accuracy {test['accuracy']:.2%} on {test['images']:,} images ({summary['chosen_by']})")
+    if summary["bad_images"]:
+        typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
+    typer.echo(f"report: {report}")
+
+
+def is_main_process() -> bool:
+    """Whether this is the first process of those that torchrun or accelerate started."""
+    import os
+
+    return int(os.environ.get("RANK", "0")) == 0

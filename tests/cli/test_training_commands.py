@@ -1,0 +1,138 @@
+"""train, compare, evaluate, predict and recipes, as a user runs them."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import fails, run
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from interlayer.training.recipe import list_recipes, read_recipe
+
+TINY = ["model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8", "batch_size=128", "epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that `interlayer train` made of the digits."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    result = run(
+        "train", "--recipe", "digits", "--model", "preresnet20_cifar", "--output", folder, *TINY, "attach_options={}"
+    )
+    assert result.returncode == 0, result.stderr
+    return folder, result
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Some digits as image files, in a folder."""
+    folder = tmp_path_factory.mktemp("pictures")
+    digits = load_digits()
+    for index in range(5):
+        pixels = (digits.images[index] * (255 / 16)).astype(np.uint8)
+        Image.fromarray(pixels).resize((30, 30)).save(folder / f"{digits.target[index]}.png")
+    return folder
+
+
+def test_train_shows_progress_and_writes_a_run(trained):
+    folder, result = trained
+    assert "epoch 2/2" in result.stderr
+    assert "images/s" in result.stderr
+    assert "test accuracy" in result.stdout
+    assert (folder / "report.html").is_file()
+    recipe = read_recipe(folder / "recipe.yaml")
+    assert (recipe.epochs, recipe.batch_size, recipe.model) == (2, 128, "preresnet20_cifar")
+    assert (folder / "recipe.yaml").read_text().startswith("# interlayer train --recipe digits")
+
+
+def test_train_refuses_a_folder_that_holds_a_run(trained):
+    folder, _ = trained
+    message = fails("train", "--recipe", "digits", "--model", "preresnet20_cifar", "--output", folder)
+    assert "already holds a run: --resume" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["epoch=3"], "unknown key 'epoch' in the recipe; did you mean 'epochs'?"),
+        (["epochs=soon"], "epochs must be a whole number, got 'soon'"),
+        (["--recipe", "rla_cifer"], "did you mean 'rla_cifar'?"),
+        (["--model", "resnet5O"], "unknown model 'resnet5O'"),
+        (["--data", "/nowhere"], "/nowhere: no such folder"),
+        ([], "names no model"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_leave_nothing(tmp_path, arguments, message):
+    assert message in fails("train", *arguments, cwd=tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_evaluate_says_how_well_and_where_not(trained):
+    folder, _ = trained
+    table = run("evaluate", folder)
+    assert table.returncode == 0, table.stderr
+    assert "calibration error" in table.stdout
+    scores = json.loads(run("evaluate", folder, "--json").stdout)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert scores["accuracy"] == pytest.approx(summary["test"]["accuracy"])
+    assert sum(entry["images"] for entry in scores["classes"]) == scores["images"] == 360
+    right = sum(entry["accuracy"] * entry["images"] for entry in scores["classes"])
+    assert right == pytest.approx(scores["accuracy"] * 360)
+
+
+def test_predict_files_and_folders(trained, pictures):
+    folder, _ = trained
+    one, more = pictures / "0.png", pictures
+    found = json.loads(run("predict", folder, one, "--json", "--top", "2").stdout)
+    assert len(found) == 1
+    assert found[0]["image"] == str(one)
+    assert [set(entry) for entry in found[0]["classes"]] == [{"class", "probability"}] * 2
+    probabilities = [entry["probability"] for entry in found[0]["classes"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    table = run("predict", folder, more)
+    assert table.returncode == 0, table.stderr
+    assert table.stdout.count(".png") == 5
+
+
+def test_predict_names_what_it_cannot_read(trained, pictures, tmp_path):
+    folder, _ = trained
+    (tmp_path / "bad.jpg").write_bytes(b"not an image")
+    assert "bad.jpg cannot be used" in fails("predict", folder, tmp_path)
+    assert "no such file" in fails("predict", folder, tmp_path / "none.png")
+    result = run("predict", folder, tmp_path, pictures / "0.png", "--skip-bad", "--json")
+    assert [entry["image"] for entry in json.loads(result.stdout)] == [str(pictures / "0.png")]
+    assert "bad.jpg" in result.stderr
+
+
+def test_a_folder_without_a_run_is_one_sentence(tmp_path):
+    assert "holds no run" in fails("evaluate", tmp_path)
+    assert "holds no run" in fails("predict", tmp_path, tmp_path)
+
+
+def test_recipes_are_listed_and_shown():
+    listed = run("recipes")
+    assert all(name in listed.stdout for name in list_recipes())
+    shown = run("recipes", "rla_cifar")
+    assert shown.stdout.splitlines()[1].startswith("# interlayer train --recipe rla_cifar")
+    assert "on_bad_image: fail" in run("recipes", "rla_cifar", "--resolved").stdout
+    assert "did you mean" in fails("recipes", "rla_cifr")
+
+
+def test_compare_ends_with_a_table_a_verdict_and_a_report(tmp_path):
+    """What `make run` does, smaller."""
+    result = run("compare", "--seeds", "2", *TINY, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "preresnet20_cifar+mrla_light" in result.stdout
+    assert "points" in result.stdout
+    (report,) = tmp_path.glob("runs/*/report.html")
+    assert str(report.relative_to(tmp_path)) in result.stdout
+    folder = report.parent
+    assert "is not empty" in fails("compare", "--output", folder)
+    again = run("compare", "--seeds", "2", *TINY, "--output", folder, "--resume", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "epoch" not in again.stderr, "nothing is trained again"
+
+
+def test_compare_with_nothing_to_compare(tmp_path):
+    assert "nothing to compare resnet18 with" in fails("compare", "--model", "resnet18", cwd=tmp_path)

@@ -1,0 +1,135 @@
+"""Comparing networks: pairs, intervals, honest words, runs that take turns."""
+
+import json
+import statistics
+
+import pytest
+
+from interlayer.training import Stopped, TrainingError, compare
+from interlayer.training.compare import (
+    Difference,
+    NetworkCost,
+    Result,
+    in_turns,
+    networks_of,
+    paired_difference,
+    verdict,
+)
+from interlayer.training.report import comparison_rows
+
+LIGHT = "preresnet20_cifar+mrla_light"
+
+
+def result(difference):
+    return Result("with", [], [0.5], NetworkCost(1, 1, 1, 1.0), difference)
+
+
+def test_the_interval_is_students():
+    """By hand: differences 1, 2, 6 have mean 3, deviation sqrt(7), t(2, 97.5%) = 4.3027."""
+    found = paired_difference([0.0, 0.0, 0.0], [1.0, 2.0, 6.0])
+    reach = 4.302653 * statistics.stdev([1, 2, 6]) / 3**0.5
+    assert (found.mean, found.low, found.high) == (3.0, pytest.approx(3 - reach), pytest.approx(3 + reach))
+
+
+def test_pairs_cancel_what_seeds_share():
+    """Seeds that differ widely but agree on the difference leave a narrow interval."""
+    found = paired_difference([0.1, 0.5, 0.9], [0.11, 0.511, 0.909])
+    assert not found.within_noise
+    assert found.high - found.low < 0.01
+
+
+def test_words_are_honest():
+    noise = verdict(result(Difference(0.004, -0.01, 0.018)), "plain", 3)
+    assert "within noise" in noise
+    assert "better" not in noise
+    assert "+0.40 points" in noise
+    assert verdict(result(Difference(0.02, 0.01, 0.03)), "plain", 3).startswith(
+        "with is better than plain by 2.00 points"
+    )
+    assert "worse" in verdict(result(Difference(-0.02, -0.03, -0.01)), "plain", 3)
+    assert "says nothing about noise" in verdict(result(Difference(0.02, None, None)), "plain", 1)
+
+
+def test_one_network_is_compared_with_its_backbone():
+    assert networks_of([LIGHT]) == ["preresnet20_cifar", LIGHT]
+    assert networks_of(["resnet50_mrla_base"]) == ["resnet50", "resnet50_mrla_base"]
+    assert networks_of(["a", "b", "a"]) == ["a", "b"]
+    with pytest.raises(
+        TrainingError, match=r"name two networks, or one with layer attention such as resnet18\+mrla_light"
+    ):
+        networks_of(["resnet18"])
+
+
+def test_runs_of_one_seed_see_the_same_batches_whatever_the_network(small, tmp_path):
+    """Else differences would not be pairs: the first loss differs by the network alone."""
+    from interlayer.training import Trainer
+    from interlayer.training.compare import recipe_for
+
+    recipe = small(attach_options={"channels_per_head": 8}, erasing=0.5, mixup=0.8)
+    seen = []
+    for model in ("preresnet20_cifar", LIGHT):
+        trainer = Trainer(recipe_for(recipe, model, 3), tmp_path / model)
+        trainer._set_up(lambda *_: None)
+        trainer.batches.seed(0, 0)
+        seen.append(trainer.batches.prepare(next(trainer.batches.epoch(0))))
+        trainer.close()
+    assert (seen[0][0] == seen[1][0]).all()
+    assert (seen[0][1] == seen[1][1]).all()
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    from digit_images import SMALL
+
+    from interlayer.training.recipe import from_values
+
+    folder = tmp_path_factory.mktemp("comparison")
+    recipe = from_values({**SMALL, "attach_options": {"channels_per_head": 8}, "batch_size": 128, "lr": 0.1})
+    return compare(recipe, [LIGHT], folder, seeds=[0, 1], command="interlayer compare")
+
+
+def test_a_comparison_holds_what_it_says(comparison):
+    plain, light = comparison.results
+    assert plain.cost.parameters < light.cost.parameters
+    assert plain.cost.flops < light.cost.flops
+    assert plain.cost.memory < light.cost.memory
+    assert light.difference.mean == pytest.approx(light.mean - plain.mean)
+    written = json.loads((comparison.folder / "comparison.json").read_text())
+    assert [model["model"] for model in written["models"]] == ["preresnet20_cifar", LIGHT]
+    assert written["verdicts"] == comparison.verdicts()
+    rows = comparison_rows(comparison)
+    assert rows[0][0] == f"{plain.mean:.2%} ± {plain.spread * 100:.2f}"
+    assert rows[0][1] == ""
+
+
+def test_turns_give_the_results_of_one_after_the_other(comparison, tmp_path):
+    again = compare(comparison.recipe, [LIGHT], tmp_path, seeds=[0, 1], together=2)
+    assert [r.accuracies for r in again.results] == [r.accuracies for r in comparison.results]
+
+
+def test_a_stopped_comparison_goes_on(comparison, tmp_path):
+    count = iter(range(10**9))
+    with pytest.raises(Stopped):
+        compare(comparison.recipe, [LIGHT], tmp_path, seeds=[0, 1], stop=lambda: next(count) > 30)
+    finished = list(tmp_path.glob("*/*/summary.json"))
+    times = {path: path.stat().st_mtime_ns for path in finished}
+    again = compare(comparison.recipe, [LIGHT], tmp_path, seeds=[0, 1], resume=True)
+    assert [r.accuracies for r in again.results] == [r.accuracies for r in comparison.results]
+    assert times
+    assert {path: path.stat().st_mtime_ns for path in finished} == times, "finished runs are not run again"
+
+
+def test_every_trainer_is_closed_when_one_fails(small, tmp_path):
+    from interlayer.training import Trainer
+
+    trainers = [Trainer(small(), tmp_path / "a"), Trainer(small(lr=1e30, schedule="constant"), tmp_path / "b")]
+    with pytest.raises(TrainingError, match="not finite"):
+        list(in_turns(iter(trainers), 2))
+    for trainer in trainers:
+        assert trainer.lock.file.closed
+
+
+def test_an_unknown_network_is_found_before_anything_trains(small, tmp_path):
+    with pytest.raises(TrainingError, match="unknown model 'resnet5'"):
+        compare(small(), ["preresnet20_cifar", "resnet5"], tmp_path / "c")
+    assert not list((tmp_path / "c").iterdir())

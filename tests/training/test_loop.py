@@ -1,0 +1,376 @@
+"""The training loop: it learns, is reproducible, loses nothing, and stops where it must."""
+
+import csv
+import importlib.util
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from interlayer.models.checkpoints import read_checkpoint
+from interlayer.training import Stopped, Trainer, TrainingError, train
+from interlayer.training.files import FolderLock
+from interlayer.training.logs import TIMES
+
+
+def weights(folder):
+    return read_checkpoint(folder / "weights.safetensors")[0]
+
+
+def metrics(folder):
+    """The rows of metrics.csv as text, without the columns of time."""
+    with open(folder / "metrics.csv", newline="") as file:
+        return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
+
+
+def assert_same_run(first, second):
+    """Bit for bit: weights, metrics, test scores."""
+    ours, theirs = weights(first), weights(second)
+    assert list(ours) == list(theirs)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert metrics(first) == metrics(second)
+    assert (
+        json.loads((first / "summary.json").read_text())["test"]
+        == (json.loads((second / "summary.json").read_text())["test"])
+    )
+
+
+RICH = {
+    "drop_rate": 0.2,
+    "ema": 0.9,
+    "mixup": 0.4,
+    "erasing": 0.3,
+    "optimizer": "adamw",
+    "lr": 0.003,
+    "clip_grad": 1.0,
+    "validation": 200,
+    "schedule_on": "step",
+    "warmup_epochs": 1,
+    "epochs": 3,
+}
+
+
+def stop_after(steps):
+    """A stop that is asked for after so many steps."""
+    count = iter(range(10**9))
+    return lambda: next(count) + 1 >= steps
+
+
+def test_it_learns(small, tmp_path):
+    summary = train(small(epochs=6, batch_size=64, lr=0.1), tmp_path / "run")
+    assert summary["test"]["accuracy"] > 0.8
+    assert summary["test"]["images"] == 360
+    rows = metrics(tmp_path / "run")
+    assert len(rows) == 6
+    assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"]) / 3
+
+
+def test_layer_attention_trains_the_same_way(small, tmp_path):
+    recipe = small(model="preresnet20_cifar+mrla_light", attach_options={"channels_per_head": 8}, batch_size=64)
+    train(recipe, tmp_path / "run")
+    assert any(".mrla." in name for name in weights(tmp_path / "run"))
+
+
+def test_two_runs_of_one_seed_are_the_same_and_of_two_are_not(small, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(small(seed=seed, **{**RICH, "epochs": 1}), tmp_path / name)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 7, 11])
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(small, tmp_path, steps):
+    """With dropout, EMA, mixing, clipping, AdamW, a schedule by step, the best epoch: everything with a state."""
+    recipe = small(**RICH)
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(Stopped, match="stopped at"):
+        train(recipe, tmp_path / "cut", stop=stop_after(steps))
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    train(recipe, tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_images_that_workers_load_resume_too(small, digit_files, tmp_path):
+    recipe = small(
+        data=str(digit_files), resident="no", crop="resized", auto_augment="rand-m9-mstd0.5", batch_size=24, workers=2,
+        drop_rate=0.2,
+    )  # fmt: skip
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "cut", stop=stop_after(7))
+    train(recipe.replace(workers=1), tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_resuming_a_finished_run_changes_nothing(small, tmp_path):
+    recipe = small(epochs=1)
+    train(recipe, tmp_path / "run")
+    before = weights(tmp_path / "run"), metrics(tmp_path / "run")
+    train(recipe, tmp_path / "run", resume=True)
+    after = weights(tmp_path / "run"), metrics(tmp_path / "run")
+    assert before[1] == after[1]
+    assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
+
+
+def test_the_best_validation_epoch_is_tested_once(small, tmp_path):
+    recipe = small(validation=200, epochs=5, batch_size=128, lr=0.3, schedule="constant")
+    trainer = Trainer(recipe, tmp_path / "run")
+    tested = []
+    original = trainer._evaluate
+    trainer._evaluate = lambda batches, predictions=False: (
+        tested.append(batches.count) or original(batches, predictions)
+    )
+    for _ in trainer.run():
+        pass
+    trainer.close()
+    assert tested == [200] * 5 + [360], "validation every epoch, the test images once, at the end"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    accuracies = [float(row["eval_accuracy"]) for row in metrics(tmp_path / "run")]
+    assert summary["chosen_epoch"] == accuracies.index(max(accuracies)) + 1
+    best, last = read_checkpoint(tmp_path / "run" / "best.safetensors")[0], weights(tmp_path / "run")
+    assert all(torch.equal(best[name], last[name]) for name in best)
+
+
+def test_without_validation_the_last_epoch_is_reported(small, tmp_path):
+    summary = train(small(), tmp_path / "run")
+    assert (summary["chosen_epoch"], summary["chosen_by"]) == (2, "last epoch")
+    assert float(metrics(tmp_path / "run")[-1]["eval_accuracy"]) == summary["test"]["accuracy"]
+
+
+def test_accumulated_parts_are_one_batch(small, tmp_path):
+    """A network without batch norm: the parts of a batch must give the batch's own gradient."""
+    recipe = small(model="vit_tiny_patch16_224", model_options=VIT, image_size=16, crop="none", epochs=1)
+    train(recipe, tmp_path / "whole")
+    train(recipe.replace(accumulate=4), tmp_path / "parts")
+    ours, theirs = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+
+
+VIT = {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8}
+
+
+def test_the_moving_average_is_what_is_evaluated_and_saved(small, tmp_path):
+    recipe = small(ema=0.999, epochs=1)
+    train(recipe, tmp_path / "run")
+    from interlayer.training.checkpoint import Checkpoints
+
+    _, saved, _ = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    final = weights(tmp_path / "run")
+    name = "head.weight"
+    assert torch.equal(final[name], saved["ema"][name])
+    assert not torch.equal(final[name], saved["weights"][name])
+
+
+def test_bfloat16_and_channels_last_train(small, tmp_path):
+    summary = train(small(precision="bfloat16", channels_last=True, epochs=4, batch_size=64), tmp_path / "run")
+    assert summary["test"]["accuracy"] > 0.5
+
+
+def test_training_starts_from_a_file_and_leaves_a_head_of_other_classes(small, digit_files, tmp_path):
+    train(small(epochs=1), tmp_path / "first")
+    recipe = small(
+        epochs=1, num_classes=12, weights=str(tmp_path / "first" / "weights.safetensors"), lr=0.0, zero_head=True
+    )
+    train(recipe, tmp_path / "second")
+    first, second = weights(tmp_path / "first"), weights(tmp_path / "second")
+    assert torch.equal(first["stem.0.weight"], second["stem.0.weight"])
+    assert second["head.weight"].shape[0] == 12
+    assert not second["head.weight"].any()
+    attached = recipe.replace(
+        model="preresnet20_cifar+mrla_light", attach_options={"channels_per_head": 8}, num_classes=10, zero_head=False
+    )
+    train(attached, tmp_path / "third")
+    assert torch.equal(first["head.weight"], weights(tmp_path / "third")["head.weight"])
+
+
+# What stops a run
+
+
+def test_a_loss_that_is_not_finite_stops_before_a_checkpoint(small, digit_files, tmp_path):
+    recipe = small(data=str(digit_files), batch_size=60, lr=1e30, epochs=3, warmup_epochs=0, schedule="constant")
+    with pytest.raises(
+        TrainingError, match=r"not finite at epoch \d, step \d of 2, learning rate 1e\+30;.*\.png"
+    ) as error:
+        train(recipe, tmp_path / "run")
+    assert str(error.value).count(".png") == 60, "all files of the batch are named"
+    for path in (tmp_path / "run" / "checkpoints").glob("*/weights.safetensors"):
+        assert all(torch.isfinite(t).all() for t in read_checkpoint(path)[0].values())
+
+
+def test_one_bad_image_value_is_found_in_its_own_step(small, tmp_path, monkeypatch):
+    """The step named must be the one whose loss was not finite, not the one where it was noticed."""
+    trainer = Trainer(small(epochs=1, batch_size=128), tmp_path / "run")
+    original = Trainer._forward_backward
+
+    def poisoned(self, batch):
+        if self.steps_run == 4:
+            with torch.no_grad():
+                self.network.head.bias += float("nan")
+        original(self, batch)
+
+    monkeypatch.setattr(Trainer, "_forward_backward", poisoned)
+    monkeypatch.setattr(Trainer, "_must_read", lambda self, step: False)
+    with pytest.raises(TrainingError, match="step 5 of 11"):
+        list(trainer.run())
+    trainer.close()
+
+
+def test_two_runs_in_one_folder_refuse_each_other(small, tmp_path):
+    lock = FolderLock(tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"run is in use by process \d+"):
+        Trainer(small(), tmp_path / "run")
+    lock.release()
+    train(small(epochs=1), tmp_path / "run")
+    with pytest.raises(TrainingError, match="already holds a run: --resume"):
+        train(small(epochs=1), tmp_path / "run")
+
+
+def test_a_folder_of_another_recipe_is_refused(small, tmp_path):
+    train(small(epochs=1), tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"another recipe \(lr 0\.05 -> 0\.1\)"):
+        train(small(epochs=1, lr=0.1), tmp_path / "run", resume=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_one_sentence(small, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(TrainingError, match="could not be written: Permission denied"):
+        train(small(), tmp_path / "closed" / "run")
+
+
+def test_a_path_under_a_file_is_one_sentence(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="could not be written: Not a directory"):
+        train(small(), tmp_path / "file" / "run")
+
+
+def run_with_a_limit(trainer, hard_limit):
+    """Run, with files limited to 4 KiB from the second epoch on."""
+    for progress in trainer.run():
+        if progress.epoch == 1 and progress.what == "training":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard_limit))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_intact(small, tmp_path):
+    """The size of files is limited once the first checkpoint is there: what a full disk does to later ones."""
+    recipe = small(epochs=3)
+    trainer = Trainer(recipe, tmp_path / "run")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(TrainingError, match=r"could not be written.*intact"):
+            run_with_a_limit(trainer, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        trainer.close()
+    kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert [path.name for path in kept] == ["step_000000005"]
+    train(recipe, tmp_path / "run", resume=True)
+    train(recipe, tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(small, tmp_path):
+    recipe = small(epochs=3)
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "run", stop=stop_after(12))
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    (newest / "state.pt").write_bytes(b"damaged")
+    train(recipe, tmp_path / "run", resume=True)
+    train(recipe, tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_checkpoints_are_read_without_running_code(small, tmp_path):
+    import pickle
+
+    recipe = small(epochs=1)
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "run", stop=stop_after(2))
+
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    (path,) = (tmp_path / "run" / "checkpoints").iterdir()
+    with open(path / "state.pt", "wb") as file:
+        pickle.dump(Evil(), file)
+    with pytest.raises(TrainingError, match="no checkpoint can be read"):
+        train(recipe, tmp_path / "run", resume=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "resnet5O"}, "unknown model 'resnet5O'; did you mean resnet50"),
+        ({"model": ""}, "names no model"),
+        ({"model": "preresnet20_cifar+mrla_heavy"}, "mrla_heavy"),
+        ({"optimizer": "sgdd"}, "optimizer=sgdd cannot be made"),
+        ({"device": "cuda"}, "torch sees no GPU"),
+        ({"device": "tpu"}, "device must be cpu or cuda"),
+        ({"precision": "float16"}, "float16 needs a GPU"),
+        ({"sharding": "fsdp"}, "needs several processes"),
+        ({"model_options": {"nonsense": 1}}, "cannot be built with nonsense=1"),
+        ({"attach_options": {"channels_per_head": 8}}, "attach_options need a mechanism"),
+        ({"weights": "/nowhere.safetensors"}, "no such file"),
+        ({"wandb": "project"}, "pip install wandb"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_sentence(small, tmp_path, changes, message):
+    if "wandb" in changes and importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is installed here")
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ValueError, match=message):
+        train(small(**changes), tmp_path / "run")
+
+
+# What a run leaves behind
+
+
+def test_a_run_leaves_what_its_users_need(small, tmp_path):
+    train(small(tensorboard=True, epochs=1), tmp_path / "run", command="interlayer train x")
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    assert found >= {"recipe.yaml", "metrics.csv", "summary.json", "weights.safetensors", "checkpoints", "tensorboard"}
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+    assert "# interlayer train x" in (tmp_path / "run" / "recipe.yaml").read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["versions"]["torch"] == torch.__version__.split("+")[0]
+
+
+def test_bad_images_are_counted_in_the_summary(small, digit_files, tmp_path):
+    import shutil
+
+    shutil.copytree(digit_files, tmp_path / "data")
+    (tmp_path / "data" / "train" / "1" / "bad.png").write_bytes(b"x")
+    summary = train(small(data=str(tmp_path / "data"), on_bad_image="skip", batch_size=60, epochs=1), tmp_path / "run")
+    assert [name.rsplit("/", 1)[1] for name in summary["bad_images"]] == ["bad.png"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_cleanly(small, tmp_path, number):
+    """A real process, a real signal: exit code 128 + signal, a checkpoint, and a way to go on."""
+    recipe = small(epochs=200)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "interlayer", "train", "--recipe", str(tmp_path / "recipe.yaml")]
+    process = subprocess.Popen([*command, "--output", str(folder)], stderr=subprocess.PIPE, text=True)
+    timer = threading.Timer(120, process.kill)
+    timer.start()
+    seen = [process.stderr.readline() for _ in range(3)]
+    process.send_signal(number)
+    rest = process.stderr.read()
+    timer.cancel()
+    assert process.wait() == 128 + number, (seen, rest)
+    assert "a checkpoint is saved, go on with: interlayer train" in rest
+    assert "--resume" in rest
+    assert "Traceback" not in rest
+    assert list((folder / "checkpoints").glob("step_*"))
