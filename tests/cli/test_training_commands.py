@@ -17,9 +17,7 @@ TINY = ["model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8
 def trained(tmp_path_factory):
     """A run that `interlayer train` made of the digits."""
     folder = tmp_path_factory.mktemp("cli") / "run"
-    result = run(
-        "train", "--recipe", "digits", "--model", "preresnet20_cifar", "--output", folder, *TINY, "attach_options={}"
-    )
+    result = run("train", "--recipe", "digits", "--model", "preresnet20_cifar", "--output", folder, *TINY)
     assert result.returncode == 0, result.stderr
     return folder, result
 

@@ -374,3 +374,13 @@ def test_a_signal_saves_and_exits_cleanly(small, tmp_path, number):
     assert "--resume" in rest
     assert "Traceback" not in rest
     assert list((folder / "checkpoints").glob("step_*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["default", "tuned"])
+def test_a_compiled_network_trains_as_the_plain_one(small, tmp_path, how):
+    recipe = small(batch_size=128)
+    train(recipe, tmp_path / "plain")
+    train(recipe.replace(compile=how), tmp_path / "compiled")
+    for row, other in zip(metrics(tmp_path / "plain"), metrics(tmp_path / "compiled"), strict=True):
+        assert float(row["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-2)

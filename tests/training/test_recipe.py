@@ -60,6 +60,12 @@ def test_options_are_overridden_one_by_one():
     assert recipe.model_options == {"a": {"b": 3}}
 
 
+def test_attach_options_go_with_the_network_they_were_written_for():
+    assert load_recipe("digits").attach_options
+    assert load_recipe("digits", model="preresnet20_cifar").attach_options == {}
+    assert load_recipe("digits", model="preresnet20_cifar+mrla_base").attach_options == {"channels_per_head": 8}
+
+
 def test_extends_takes_what_it_does_not_change():
     base, changed = load_recipe("mrla_resnet"), load_recipe("rla_resnet")
     assert set(differences(base, changed)) == {"epochs"}

@@ -221,6 +221,8 @@ def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Reci
     10
     """
     merged = _values_of(name, seen=())
+    if values.get("model") and "+" not in values["model"]:
+        merged.pop("attach_options", None)  # those of the recipe's own network
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:

@@ -41,11 +41,13 @@ p { margin: 0.4rem 0; } .soft { color: var(--soft); font-size: 0.92rem; }
 .verdict { background: var(--card); border-left: 4px solid #3b6ea8; padding: 0.7rem 1rem; margin: 0.8rem 0; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 0.45rem 0.6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; color: var(--soft); font-size: 0.88rem; white-space: normal; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; }
+th { font-weight: 600; color: var(--soft); font-size: 0.88rem; white-space: normal; vertical-align: bottom; }
 figure { margin: 0; } figure img { width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: 0.9rem; }
 .pair { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
-.triple { display: grid; gap: 0.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 15rem), 1fr)); }
+.triple { display: grid; gap: 0.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 15rem), 1fr)); }
 .grid { display: grid; gap: 0.7rem; grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr)); }
 .grid figure { border: 1px solid var(--line); border-radius: 6px; overflow: hidden; background: var(--card); }
 .grid img { aspect-ratio: 1; object-fit: contain; image-rendering: pixelated; background: #fff; }
@@ -55,7 +57,8 @@ figcaption { color: var(--soft); font-size: 0.9rem; }
 pre { background: var(--card); padding: 0.8rem 1rem; overflow-x: auto; font-size: 0.82rem; line-height: 1.45;
   border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }
 @media print { body { max-width: none; padding: 0; font-size: 11pt; } figure, tr, .verdict { break-inside: avoid; }
-  h2 { break-after: avoid; } .scroll { overflow: visible; } th, td { padding: 0.25rem 0.3rem; } table, th { font-size: 8.5pt; } }
+  h2 { break-after: avoid; } .scroll { overflow: visible; }
+  th, td { padding: 0.25rem 0.3rem; } table, th { font-size: 8.5pt; } }
 """
 
 
