@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
-from .train import DataName, Overrides, RecipeName, is_main_process
+from .train import DataName, Overrides, is_main_process
 
 
 def compare(
     overrides: Overrides = None,
-    recipe: RecipeName = "digits",
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe by name or a .yaml file; digits where neither model nor data is given.")
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help="Twice or more: networks to compare, the first being what the others are compared with."),
@@ -39,12 +41,13 @@ def compare(
     from .display import StopSignal, command_line, command_to_resume, log_to_stderr, new_folder, showing
 
     log_to_stderr()
+    recipe = recipe or ("default" if model or data else "digits")
     resolved = load_recipe(recipe, overrides or [], data=data)
     models = model or [resolved.model]
     if not models[0]:
         raise ValueError("nothing to compare: give --model NAME+MECHANISM, or --model twice")
     folder = output or new_folder("compare")
-    if folder.exists() and any(folder.iterdir()) and not resume:
+    if is_main_process() and folder.exists() and any(folder.iterdir()) and not resume:
         raise ValueError(
             f"{folder} is not empty: --resume to go on with the comparison in it, or choose another folder"
         )
@@ -62,6 +65,7 @@ def compare(
     if not is_main_process():
         return
     report = write_comparison_report(comparison)
+    folder = comparison.folder
     console = Console(width=None if Console().is_terminal else 150)
     table = Table("network", *TABLE_HEAD, caption=table_note(comparison))
     for column in table.columns[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import sys
@@ -16,7 +17,15 @@ from typing import Any
 
 def command_line() -> str:
     """The command as it was typed, to be run again."""
-    return shlex.join(["interlayer", *sys.argv[1:]])
+    return shlex.join([*_program(), *sys.argv[1:]])
+
+
+def _program() -> list[str]:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1:
+        return ["interlayer"]
+    here = os.environ.get("LOCAL_WORLD_SIZE", str(processes))
+    return ["torchrun", "--nproc-per-node", here, "-m", "interlayer"]
 
 
 def command_to_resume(folder: Path) -> str:
@@ -24,7 +33,7 @@ def command_to_resume(folder: Path) -> str:
     arguments = list(sys.argv[1:])
     if "--output" not in " ".join(arguments):
         arguments += ["--output", str(folder)]
-    return shlex.join(["interlayer", *arguments, *([] if "--resume" in arguments else ["--resume"])])
+    return shlex.join([*_program(), *arguments, *([] if "--resume" in arguments else ["--resume"])])
 
 
 class StopSignal:
@@ -98,7 +107,8 @@ class _Bars:
 
     def __call__(self, progress: Any) -> None:
         if progress.what == "done":
-            self.bars.remove_task(self.tasks.pop(progress.folder))
+            if progress.folder in self.tasks:
+                self.bars.remove_task(self.tasks.pop(progress.folder))
             if self.total is not None:
                 self.bars.update(self.total, advance=1)
             return
@@ -138,17 +148,18 @@ class _Lines:
 
     def __init__(self, root: Path | None) -> None:
         self.root = root
-        self.epochs: dict[Path, int] = {}
+        self.trained: dict[Path, Any] = {}  # the end of each run's epoch, which knows its speed
 
     def __call__(self, progress: Any) -> None:
-        ended = progress.what == "training" and progress.step == progress.steps
-        if not ended or self.epochs.get(progress.folder) == progress.epoch:
+        if progress.what == "training" and progress.step == progress.steps:
+            self.trained[progress.folder] = progress
+        if progress.what != "evaluated":
             return
-        self.epochs[progress.folder] = progress.epoch
+        trained = self.trained[progress.folder]
         print(
             f"{_name(progress, self.root)}: epoch {progress.epoch + 1}/{progress.epochs}, loss {progress.loss:.4f}, "
-            f"accuracy {progress.accuracy:.2%}, {progress.images_per_second:,.0f} images/s, "
-            f"{_clock(progress.seconds_left)} left",
+            f"accuracy {progress.accuracy:.2%}, held out {progress.eval_accuracy:.2%}, "
+            f"{trained.images_per_second:,.0f} images/s, {_clock(trained.seconds_left)} left",
             file=sys.stderr,
             flush=True,
         )

@@ -47,7 +47,7 @@ def train(
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return
-    report = write_run_report(folder)
+    report = write_run_report(folder)  # the first process's own choice of folder is the one all took
     test = summary["test"]
     typer.echo(f"test accuracy {test['accuracy']:.2%} on {test['images']:,} images ({summary['chosen_by']})")
     if summary["bad_images"]:

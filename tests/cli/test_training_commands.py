@@ -79,6 +79,18 @@ def test_evaluate_says_how_well_and_where_not(trained):
     assert right == pytest.approx(scores["accuracy"] * 360)
 
 
+def test_evaluate_takes_a_plain_folder_whole(trained, tmp_path):
+    """A folder of class folders has no part to keep for training."""
+    folder, _ = trained
+    digits = load_digits()
+    for index in range(30):
+        path = tmp_path / str(digits.target[index]) / f"{index}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray((digits.images[index] * (255 / 16)).astype(np.uint8)).save(path)
+    scores = json.loads(run("evaluate", folder, "--data", tmp_path, "--json").stdout)
+    assert scores["images"] == 30
+
+
 def test_predict_files_and_folders(trained, pictures):
     folder, _ = trained
     one, more = pictures / "0.png", pictures

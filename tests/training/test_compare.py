@@ -4,6 +4,7 @@ import json
 import statistics
 
 import pytest
+from test_loop import assert_same_run
 
 from interlayer.training import Stopped, TrainingError, compare
 from interlayer.training.compare import (
@@ -29,6 +30,12 @@ def test_the_interval_is_students():
     found = paired_difference([0.0, 0.0, 0.0], [1.0, 2.0, 6.0])
     reach = 4.302653 * statistics.stdev([1, 2, 6]) / 3**0.5
     assert (found.mean, found.low, found.high) == (3.0, pytest.approx(3 - reach), pytest.approx(3 + reach))
+
+
+def test_an_interval_is_never_narrower_than_one_test_image():
+    """Three times one image more is not proof of anything."""
+    found = paired_difference([0.5, 0.6, 0.7], [0.51, 0.61, 0.71], resolution=0.01)
+    assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(0.02))
 
 
 def test_pairs_cancel_what_seeds_share():
@@ -103,8 +110,24 @@ def test_a_comparison_holds_what_it_says(comparison):
 
 
 def test_turns_give_the_results_of_one_after_the_other(comparison, tmp_path):
-    again = compare(comparison.recipe, [LIGHT], tmp_path, seeds=[0, 1], together=2)
-    assert [r.accuracies for r in again.results] == [r.accuracies for r in comparison.results]
+    """With dropout and the attention's stochastic depth: runs that take turns must not share random numbers."""
+    recipe = comparison.recipe.replace(drop_rate=0.3, attach_options={"channels_per_head": 8, "drop_path": 0.3})
+    alone, turns = (compare(recipe, [LIGHT], tmp_path / str(n), seeds=[0, 1], together=n) for n in (1, 2))
+    for first, second in zip(alone.results, turns.results, strict=True):
+        for a, b in zip(first.folders, second.folders, strict=True):
+            assert_same_run(a, b)
+
+
+def test_a_comparison_of_another_recipe_is_refused(comparison):
+    with pytest.raises(TrainingError, match=r"another recipe \(lr 0\.1 -> 0\.5\)"):
+        compare(comparison.recipe.replace(lr=0.5), [LIGHT], comparison.folder, seeds=[0, 1], resume=True)
+
+
+def test_every_run_of_a_stopped_comparison_has_a_checkpoint(comparison, tmp_path):
+    count = iter(range(10**9))
+    with pytest.raises(Stopped):
+        compare(comparison.recipe, [LIGHT], tmp_path, seeds=[0, 1], together=2, stop=lambda: next(count) > 8)
+    assert len({path.parent.parent for path in tmp_path.glob("*/*/checkpoints/step_*")}) == 2
 
 
 def test_a_stopped_comparison_goes_on(comparison, tmp_path):
@@ -132,4 +155,4 @@ def test_every_trainer_is_closed_when_one_fails(small, tmp_path):
 def test_an_unknown_network_is_found_before_anything_trains(small, tmp_path):
     with pytest.raises(TrainingError, match="unknown model 'resnet5'"):
         compare(small(), ["preresnet20_cifar", "resnet5"], tmp_path / "c")
-    assert not list((tmp_path / "c").iterdir())
+    assert not (tmp_path / "c").exists()

@@ -337,10 +337,33 @@ def test_evaluation_counts_every_image_once_over_all_processes(small, digit_file
     for rank in range(processes):
         batches, _ = evaluated(recipe, Share(rank, processes))
         parts = [places for _, _, places in batches]
-        steps.add(len(parts) if resident == "auto" else 0)
+        steps.add(len(parts))
         places += [p for part in parts for p in part.tolist() if p >= 0]
     assert sorted(places) == list(range(40))
     assert len(steps) == 1, "processes must take the same number of steps, or they would wait for each other"
+
+
+def test_a_bad_test_image_leaves_the_places_of_the_others(small, tmp_path):
+    """Places are those of the source: the report finds its pictures by them."""
+    save_digits(tmp_path / "train", 2)
+    save_digits(tmp_path / "val", 2)
+    (tmp_path / "val" / "0" / "0bad.png").write_bytes(b"x")
+    for resident in ("auto", "no"):
+        batches, data = evaluated(small(data=str(tmp_path), resident=resident, on_bad_image="skip", eval_batch_size=6))
+        for _, labels, places in batches:
+            for label, place in zip(labels.tolist(), places.tolist(), strict=True):
+                assert place < 0 or data.test.labels[place] == label
+        assert len(data.problems.found) == 1
+
+
+def test_images_outside_class_folders_and_unknown_options_are_named(small, tmp_path):
+    save_digits(tmp_path / "train", 2)
+    save_digits(tmp_path / "val", 2)
+    Image.new("RGB", (4, 4)).save(tmp_path / "train" / "loose.png")
+    with pytest.raises(TrainingError, match=r"loose\.png cannot be used: it lies outside the class folders"):
+        open_data(small(data=str(tmp_path)))
+    with pytest.raises(TrainingError, match="synthetic data has no option 'image'"):
+        open_data(small(data="synthetic", data_options={"image": 3}))
 
 
 def test_small_sets_are_resident_and_others_are_loaded(small, digit_files):

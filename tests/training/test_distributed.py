@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from digit_images import save_digits
 from test_loop import VIT, assert_same_run, metrics, weights
 
 from interlayer.training import train
@@ -88,6 +89,46 @@ def launch_kill_and_resume(recipe, tmp_path, launch):
     process.wait()
     assert not (tmp_path / "cut" / "summary.json").exists(), "the run ended before it could be killed"
     launch(recipe.replace(checkpoint_steps=3), tmp_path / "cut", "--resume")
+
+
+@pytest.mark.parametrize("resident", ["auto", "no"])
+def test_odd_numbers_and_bad_images_keep_processes_together(small, tmp_path, launch, resident):
+    """39 test images and bad ones skipped on one process only: nobody waits for ever, every image counts once."""
+    save_digits(tmp_path / "data" / "train", 6)
+    save_digits(tmp_path / "data" / "val", 4)
+    next((tmp_path / "data" / "val" / "3").glob("*.png")).unlink()
+    for name in ("a", "b"):
+        (tmp_path / "data" / "train" / "0" / f"{name}.png").write_bytes(b"x")
+    recipe = small(
+        data=str(tmp_path / "data"), resident=resident, on_bad_image="skip", batch_size=20, accumulate=5, ema=0.5,
+        eval_batch_size=8,
+    )  # fmt: skip
+    launch(recipe, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test"]["images"] == 39
+
+
+@pytest.mark.slow
+def test_processes_agree_on_a_folder_and_save_when_asked_to_stop(without_randomness, tmp_path):
+    """Without --output each would name its own; SIGTERM reaches them at different steps. Resumed, nothing shows."""
+    recipe = without_randomness.replace(epochs=30, validation=0, batch_size=64)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "interlayer", "train", "--recipe", str(tmp_path / "recipe.yaml"),
+    ]  # fmt: skip
+    options = {"cwd": tmp_path, "env": _environment(), "text": True, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **options)
+    while "epoch 2/30" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert list((folder / "checkpoints").glob("step_*"))
+    done = subprocess.run([*command, "--output", str(folder), "--resume"], timeout=120, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    done = subprocess.run([*command, "--output", str(tmp_path / "whole")], timeout=120, **options)
+    assert_same_run(folder, tmp_path / "whole")
 
 
 def test_more_processes_than_the_batch_can_be_cut_into_is_one_sentence(without_randomness, tmp_path, launch):

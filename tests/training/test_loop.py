@@ -15,6 +15,7 @@ import torch
 
 from interlayer.models.checkpoints import read_checkpoint
 from interlayer.training import Stopped, Trainer, TrainingError, train
+from interlayer.training.checkpoint import Checkpoints
 from interlayer.training.files import FolderLock
 from interlayer.training.logs import TIMES
 
@@ -133,8 +134,9 @@ def test_the_best_validation_epoch_is_tested_once(small, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     accuracies = [float(row["eval_accuracy"]) for row in metrics(tmp_path / "run")]
     assert summary["chosen_epoch"] == accuracies.index(max(accuracies)) + 1
-    best, last = read_checkpoint(tmp_path / "run" / "best.safetensors")[0], weights(tmp_path / "run")
-    assert all(torch.equal(best[name], last[name]) for name in best)
+    _, saved, _ = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    tested = weights(tmp_path / "run")
+    assert all(torch.equal(saved["best"][name], tested[name]) for name in tested)
 
 
 def test_without_validation_the_last_epoch_is_reported(small, tmp_path):
@@ -159,8 +161,6 @@ VIT = {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8}
 def test_the_moving_average_is_what_is_evaluated_and_saved(small, tmp_path):
     recipe = small(ema=0.999, epochs=1)
     train(recipe, tmp_path / "run")
-    from interlayer.training.checkpoint import Checkpoints
-
     _, saved, _ = Checkpoints(tmp_path / "run" / "checkpoints").load()
     final = weights(tmp_path / "run")
     name = "head.weight"
@@ -194,13 +194,24 @@ def test_training_starts_from_a_file_and_leaves_a_head_of_other_classes(small, d
 
 
 def test_a_loss_that_is_not_finite_stops_before_a_checkpoint(small, digit_files, tmp_path):
-    recipe = small(data=str(digit_files), batch_size=60, lr=1e30, epochs=3, warmup_epochs=0, schedule="constant")
+    recipe = small(data=str(digit_files), batch_size=60, epochs=9, lr=0.0, warmup_epochs=0, schedule="constant")
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "run", stop=stop_after(5))
+    recipe = recipe.replace(lr=1e30)
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.to_yaml())
+    state = Checkpoints(tmp_path / "run" / "checkpoints").all()[-1] / "state.pt"
+    saved = torch.load(state, weights_only=True)
+    for group in saved["optimizer"]["param_groups"]:
+        group["lr"] = 1e30
+    torch.save(saved, state)
     with pytest.raises(
         TrainingError, match=r"not finite at epoch \d, step \d of 2, learning rate 1e\+30;.*\.png"
     ) as error:
-        train(recipe, tmp_path / "run")
+        train(recipe, tmp_path / "run", resume=True)
     assert str(error.value).count(".png") == 60, "all files of the batch are named"
-    for path in (tmp_path / "run" / "checkpoints").glob("*/weights.safetensors"):
+    kept = list((tmp_path / "run" / "checkpoints").glob("*/weights.safetensors"))
+    assert kept
+    for path in kept:
         assert all(torch.isfinite(t).all() for t in read_checkpoint(path)[0].values())
 
 
@@ -209,11 +220,11 @@ def test_one_bad_image_value_is_found_in_its_own_step(small, tmp_path, monkeypat
     trainer = Trainer(small(epochs=1, batch_size=128), tmp_path / "run")
     original = Trainer._forward_backward
 
-    def poisoned(self, batch):
+    def poisoned(self, batch, weight):
         if self.steps_run == 4:
             with torch.no_grad():
                 self.network.head.bias += float("nan")
-        original(self, batch)
+        original(self, batch, weight)
 
     monkeypatch.setattr(Trainer, "_forward_backward", poisoned)
     monkeypatch.setattr(Trainer, "_must_read", lambda self, step: False)
@@ -277,6 +288,48 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(small, tmp_path):
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_folder_with_checkpoints_is_not_taken_for_an_empty_one(small, tmp_path):
+    with pytest.raises(Stopped):
+        train(small(), tmp_path / "run", stop=stop_after(2))
+    (tmp_path / "run" / "recipe.yaml").unlink()
+    with pytest.raises(TrainingError, match="already holds a run"):
+        train(small(lr=0.7), tmp_path / "run")
+
+
+def test_a_checkpoint_of_an_earlier_step_is_not_the_first_to_go(tmp_path):
+    """The same step again must replace the old one whole."""
+    network = torch.nn.Linear(1, 1)
+    checkpoints = Checkpoints(tmp_path)
+    for number in (1, 2, 2, 3):
+        checkpoints.save(number, network, {"weights": network.state_dict()}, {"number": number})
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step_000000002", "step_000000003"]
+
+
+def test_tensorboard_keeps_every_epoch_of_a_resumed_run(small, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    recipe = small(epochs=3, tensorboard=True)
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "run", stop=stop_after(12))
+    train(recipe, tmp_path / "run", resume=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("eval/accuracy")] == [1, 2, 3]
+
+
+def test_workers_do_not_hold_the_folder_of_a_killed_run(small, digit_files, tmp_path):
+    """SIGKILL leaves workers alive for seconds; the run can be resumed at once."""
+    recipe = small(data=str(digit_files), resident="no", crop="resized", batch_size=24, workers=2, epochs=300)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    command = [sys.executable, "-m", "interlayer", "train", "--recipe", str(tmp_path / "recipe.yaml")]
+    process = subprocess.Popen([*command, "--output", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    for _ in range(2):
+        process.stderr.readline()
+    process.kill()
+    process.wait()
+    FolderLock(tmp_path / "run").release()
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(small, tmp_path):
     recipe = small(epochs=3)
     with pytest.raises(Stopped):
@@ -322,6 +375,12 @@ def test_checkpoints_are_read_without_running_code(small, tmp_path):
         ({"attach_options": {"channels_per_head": 8}}, "attach_options need a mechanism"),
         ({"weights": "/nowhere.safetensors"}, "no such file"),
         ({"wandb": "project"}, "pip install wandb"),
+        ({"model": "vit_tiny_patch16_224", "model_options": {}, "image_size": 10}, "does not take images of 10 x 10"),
+        ({"model": "preresnet20_cifar+"}, "names no mechanism after"),
+        ({"mean": [0.5, 0.5]}, "mean must be three numbers"),
+        ({"epochs": float("inf")}, "epochs must be a finite number"),
+        ({"interpolation": "random"}, "interpolation must be one of"),
+        ({"auto_augment": "rand-mX"}, "auto_augment=rand-mX is not known to timm"),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(small, tmp_path, changes, message):
@@ -331,6 +390,7 @@ def test_what_cannot_be_trained_is_one_sentence(small, tmp_path, changes, messag
         pytest.skip("there is a GPU here")
     with pytest.raises(ValueError, match=message):
         train(small(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 
 # What a run leaves behind

@@ -124,7 +124,7 @@ def check_label_smoothing(trainer, recipe):
         trainer.run_model, model = lambda images: certain, trainer.run_model
         trainer._forward_backward(batch)
         trainer.run_model = model
-        loss, _, count = trainer.sums.values.tolist()
+        loss, _, count, _ = trainer.sums.values.tolist()
         assert loss / count == pytest.approx(30 * 0.9 * recipe.label_smoothing, rel=1e-3), "certainty is punished"
 
 

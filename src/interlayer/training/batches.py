@@ -1,8 +1,9 @@
 """Batches on the device, in an order and with draws that depend only on seed, epoch and step.
 
 Step s of an epoch takes images s B to (s + 1) B of the epoch's order, and process r of R its r-th part of them. The
-draws of an image's augmentation come from (seed, epoch, place in the epoch), never from which worker or process it fell
-to. So a run that is resumed at any step, or with another number of workers, sees the same batches.
+draws of an image that workers augment come from (seed, epoch, place in the epoch), those of a batch on the device from
+(seed, epoch, step, process). So a run that is resumed at any step, or with another number of workers, sees the same
+batches.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import math
 import random
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchvision import transforms
 
 from .augment import Finish, crop_and_flip
-from .files import TrainingError
+from .files import TrainingError, close_locks
 from .recipe import Recipe
 from .sources import Images, Problems, Stream
 
@@ -92,15 +94,16 @@ class Preparation:
         return transforms.Compose([cropped, coloured, as_bytes])
 
 
-def mixed_seed(*parts: int) -> int:
-    """One seed of several numbers, far apart for near ones."""
-    return int(np.random.SeedSequence(parts).generate_state(2, np.uint32).astype(np.uint64) @ [1, 2**31]) % 2**63
+def mixed_seed(purpose: str, *parts: int) -> int:
+    """One seed of several numbers, far apart for near ones and for other purposes."""
+    sequence = np.random.SeedSequence([zlib.crc32(purpose.encode()), len(parts), *parts])
+    return int(sequence.generate_state(1, np.uint64)[0]) % 2**63
 
 
 def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
     """The order of an epoch. With repeated augmentation each image comes `repeats` times in a row, and the epoch keeps
     its length: it shows a part of the images (Hoffer et al., 2020)."""
-    generator = torch.Generator().manual_seed(mixed_seed(recipe.seed, epoch))
+    generator = torch.Generator().manual_seed(mixed_seed("order", recipe.seed, epoch))
     order = torch.randperm(count, generator=generator)
     if recipe.repeated_augmentation > 1:
         order = order.repeat_interleave(recipe.repeated_augmentation)[:count]
@@ -187,8 +190,8 @@ class ResidentImages:
         if not len(kept):
             raise TrainingError("none of the images can be read")
         self.source = images
-        self.places = torch.as_tensor(kept)
-        self.pixels = (pixels if not unusable else pixels[self.places]).to(device)
+        self.places = torch.as_tensor(kept).to(device)  # in the source
+        self.pixels = (pixels[kept] if unusable else pixels).to(device)
         self.labels = torch.as_tensor(images.labels[kept], dtype=torch.int64).to(device)
 
     def __len__(self) -> int:
@@ -238,7 +241,7 @@ class ResidentTrainBatches(TrainBatches):
         yield from mine[start:]
 
     def seed(self, epoch: int, step: int) -> None:
-        self.generator.manual_seed(mixed_seed(self.recipe.seed, epoch, step, self.part.rank))
+        self.generator.manual_seed(mixed_seed("batch", self.recipe.seed, epoch, step, self.part.rank))
 
     def prepare(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         padding = self.recipe.padding if self.recipe.crop == "padded" else 0
@@ -255,11 +258,12 @@ class ResidentEvalBatches(EvalBatches):
     def __init__(self, images: ResidentImages, batch_size: int, share: Share) -> None:
         self.images, self.count = images, len(images)
         self.batch_size = min(batch_size, -(-self.count // share.processes))
-        self.places = _eval_places(self.count, self.batch_size, share).to(images.pixels.device)
+        self.indices = _eval_places(self.count, self.batch_size, share).to(images.pixels.device)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for places in self.places:
-            usable = places.clamp_min(0)
+        for indices in self.indices:
+            usable = indices.clamp_min(0)
+            places = torch.where(indices < 0, -1, self.images.places[usable])
             yield self.images.pixels[usable], self.images.labels[usable], places
 
 
@@ -331,7 +335,7 @@ class _Places(Sampler):
     def indices(self, step: int, order: Tensor) -> list[tuple[int, int]]:
         first = step * self.recipe.batch_size + self.part.rank * self.share
         return [
-            (mixed_seed(self.recipe.seed, self.epoch, place), int(order[place]))
+            (mixed_seed("image", self.recipe.seed, self.epoch, place), int(order[place]))
             for place in range(first, first + self.share)
         ]
 
@@ -342,6 +346,7 @@ class _Places(Sampler):
 
 
 def _collate(samples: list[Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[_Unusable]]:
+    """Pixels, labels and places of the images that can be used, and those that cannot."""
     usable = [s for s in samples if s is not None and not isinstance(s, _Unusable)]
     unusable = [s for s in samples if isinstance(s, _Unusable)]
     if not usable:
@@ -350,8 +355,22 @@ def _collate(samples: list[Any]) -> tuple[Tensor | None, Tensor | None, Tensor |
     return torch.stack(pixels), torch.tensor(labels), torch.tensor(places), unusable
 
 
-def _one_thread(worker: int) -> None:
+class _FilledCollate:
+    """The same with zeros, at place -1, for what is missing: in evaluation, processes must take equal steps."""
+
+    def __init__(self, size: int) -> None:
+        self.blank = torch.zeros(3, size, size, dtype=torch.uint8), 0, -1
+
+    def __call__(self, samples: list[Any]) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[_Unusable]]:
+        unusable = [s for s in samples if isinstance(s, _Unusable)]
+        whole = [self.blank if s is None or isinstance(s, _Unusable) else s for s in samples]
+        pixels, labels, places, _ = _collate(whole)
+        return pixels, labels, places, unusable
+
+
+def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)
+    close_locks()  # a worker outlives a killed run for seconds, and would hold its folder
 
 
 def _loader(dataset: Any, workers: int, device: torch.device, seed: int = 0, **options: Any) -> DataLoader:
@@ -360,7 +379,7 @@ def _loader(dataset: Any, workers: int, device: torch.device, seed: int = 0, **o
         num_workers=workers,
         pin_memory=device.type == "cuda",
         persistent_workers=False,
-        worker_init_fn=_one_thread,
+        worker_init_fn=_start_worker,
         generator=torch.Generator().manual_seed(seed),  # or it would draw from the model's random numbers
         **options,
     )
@@ -396,7 +415,7 @@ class LoadedTrainBatches(TrainBatches):
             yield pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
     def seed(self, epoch: int, step: int) -> None:
-        self.generator.manual_seed(mixed_seed(self.recipe.seed, epoch, step, self.part.rank))
+        self.generator.manual_seed(mixed_seed("batch", self.recipe.seed, epoch, step, self.part.rank))
 
     def prepare(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return self.finish(*batch, self.generator)
@@ -422,13 +441,13 @@ class LoadedEvalBatches(EvalBatches):
         places = _eval_places(self.count, batch_size, share)
         keys = [[(0, int(place)) for place in batch] for batch in places]
         dataset = _LoadedImages(images, preparation.evaluation())
-        self.loader = _loader(dataset, workers, device, batch_sampler=keys, collate_fn=_collate)
+        collate = _FilledCollate(preparation.size)
+        self.loader = _loader(dataset, workers, device, batch_sampler=keys, collate_fn=collate)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for pixels, labels, places, unusable in self.loader:
             self.problems.add({bad.name: bad.reason for bad in unusable})
-            if pixels is not None:
-                yield tuple(t.to(self.device, non_blocking=True) for t in (pixels, labels, places))  # type: ignore[misc]
+            yield tuple(t.to(self.device, non_blocking=True) for t in (pixels, labels, places))  # type: ignore[misc]
 
 
 class _StreamedImages(IterableDataset):
@@ -440,18 +459,34 @@ class _StreamedImages(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         failures: list[_Unusable] = []
         with self._noticing(failures):
-            for image, label in self.stream.reader:
+            for number, (image, label) in enumerate(self._samples()):
                 while failures:
                     yield failures.pop()
-                label = int(label)
-                if not 0 <= label < self.classes:
-                    yield _Unusable(
-                        f"an image of {self.stream.name}", f"its label {label} is outside 0 to {self.classes - 1}"
-                    )
+                name = f"image {number} of {self.stream.name} {self.stream.split}"
+                if image is None or not 0 <= int(label) < self.classes:
+                    yield _Unusable(name, label if image is None else self._outside(label))
                     continue
-                yield torch.as_tensor(np.asarray(self.transform(image.convert("RGB")))), label, 0
+                try:
+                    yield torch.as_tensor(np.asarray(self.transform(image.convert("RGB")))), int(label), 0
+                except Exception as error:
+                    yield _Unusable(name, _why(error))
             while failures:
                 yield failures.pop()
+
+    def _samples(self) -> Iterator[tuple[Any, Any]]:
+        """The reader's images and labels; an error that ends the reader comes as (None, reason)."""
+        samples = iter(self.stream.reader)
+        while True:
+            try:
+                yield next(samples)
+            except StopIteration:
+                return
+            except Exception as error:
+                yield None, _why(error)
+                return
+
+    def _outside(self, label: Any) -> str:
+        return f"its label {label} is outside 0 to {self.classes - 1}"
 
     @contextmanager
     def _noticing(self, failures: list[_Unusable]) -> Iterator[None]:
@@ -462,16 +497,19 @@ class _StreamedImages(IterableDataset):
         from timm.data.readers import reader_wds
 
         def decode(sample: Any, *args: Any, decode: Any = reader_wds._decode, **kwargs: Any) -> Any:
+            name = f"{sample.get('__url__', '')}:{sample.get('__key__', '')}"
             try:
-                return decode(sample, *args, **kwargs)
+                decoded = decode(sample, *args, **kwargs)
             except Exception as error:
-                raise ValueError(f"{sample.get('__url__', '')}:{sample.get('__key__', '')}", error) from error
+                raise ValueError(name, _why(error)) from error
+            if not 0 <= int(decoded["cls"]) < self.classes:
+                raise ValueError(name, self._outside(decoded["cls"]))
+            return decoded
 
         def note(error: Exception) -> bool:
-            if len(error.args) == 2 and isinstance(error.args[1], Exception):
-                failures.append(_Unusable(str(error.args[0]), _why(error.args[1])))
-            else:
-                failures.append(_Unusable(f"a shard of {self.stream.name}", _why(error)))
+            named = len(error.args) == 2 and isinstance(error, ValueError)
+            name, why = error.args if named else (f"a shard of {self.stream.name} ({error})", _why(error))
+            failures.append(_Unusable(str(name), str(why)))
             return True
 
         with mock.patch.multiple(reader_wds, _decode=decode, log_and_continue=note):
@@ -497,7 +535,7 @@ class StreamTrainBatches(TrainBatches):
             stream.reader.set_loader_cfg(num_workers=max(1, recipe.workers))
         self.loader = _loader(
             dataset, recipe.workers, device, batch_size=self.share, collate_fn=_collate, drop_last=True,
-            seed=recipe.seed,
+            seed=mixed_seed("workers", recipe.seed, share.rank),
         )  # fmt: skip
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -509,10 +547,13 @@ class StreamTrainBatches(TrainBatches):
                 pixels, labels, _, unusable = next(batches)
             except StopIteration:  # bad images made the stream shorter than announced: begin it again
                 batches = iter(self.loader)
-                pixels, labels, _, unusable = next(batches)
+                pixels, labels, _, unusable = next(batches, (None, None, None, []))
             self.problems.add({bad.name: bad.reason for bad in unusable})
             if pixels is None:
-                raise TrainingError(f"no image of step {step} can be read; the first is {unusable[0].name}")
+                raise TrainingError(
+                    f"{self.stream.name} {self.stream.split} gives process {self.part.rank} no images at step {step}: "
+                    f"it needs at least as many shards as processes x workers, and images that can be read"
+                )
             yield pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
     seed = LoadedTrainBatches.seed
@@ -523,22 +564,28 @@ class StreamTrainBatches(TrainBatches):
 
 
 class StreamEvalBatches(EvalBatches):
+    """Every process reads the whole stream and takes its share of each batch, so that all take equal steps."""
+
     def __init__(
-        self, stream: Stream, preparation: Preparation, batch_size: int, classes: int, workers: int,
+        self, stream: Stream, preparation: Preparation, batch_size: int, classes: int, workers: int, share: Share,
         device: torch.device, problems: Problems,
     ) -> None:  # fmt: skip
-        self.count, self.device, self.problems = len(stream), device, problems
+        self.count, self.device, self.problems, self.part = len(stream), device, problems, share
         dataset = _StreamedImages(stream, preparation.evaluation(), classes)
-        self.loader = _loader(dataset, min(workers, 1), device, batch_size=batch_size, collate_fn=_collate)
+        whole = batch_size * share.processes
+        self.loader = _loader(dataset, min(workers, 1), device, batch_size=whole, collate_fn=_collate)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        place = 0
+        first = 0
         for pixels, labels, _, unusable in self.loader:
             self.problems.add({bad.name: bad.reason for bad in unusable})
-            if pixels is not None:
-                places = torch.arange(place, place + len(labels))
-                place += len(labels)
-                yield tuple(t.to(self.device, non_blocking=True) for t in (pixels, labels, places))  # type: ignore[misc]
+            if pixels is None:
+                continue
+            mine = _eval_places(len(labels), math.ceil(len(labels) / self.part.processes), self.part)[0]
+            usable = mine.clamp_min(0)
+            places = torch.where(mine < 0, -1, first + mine)
+            first += len(labels)
+            yield tuple(t.to(self.device, non_blocking=True) for t in (pixels[usable], labels[usable], places))  # type: ignore[misc]
 
 
 def train_batches(
@@ -567,7 +614,7 @@ def eval_batches(
     mine = recipe.batch_size // (share.processes * recipe.accumulate)
     batch_size = recipe.eval_batch_size or max(1, mine, EVAL_PIXELS // preparation.size**2)
     if isinstance(images, Stream):
-        return StreamEvalBatches(images, preparation, batch_size, classes, recipe.workers, device, problems)
+        return StreamEvalBatches(images, preparation, batch_size, classes, recipe.workers, share, device, problems)
     if recipe.resident != "no" and len(images) * 3 * preparation.size**2 <= RESIDENT_BYTES // 4:
         return ResidentEvalBatches(_resident(images, preparation, device, problems, report), batch_size, share)
     return LoadedEvalBatches(images, preparation, batch_size, recipe.workers, share, device, problems)

@@ -42,7 +42,9 @@ class Checkpoints:
         path = self.folder / f"step_{step:09d}"
         temporary = self.folder / f".{path.name}.new"
         with writing(path):
-            shutil.rmtree(temporary, ignore_errors=True)
+            for unfinished in self.folder.glob(".step_*.new"):  # of a process that was killed
+                shutil.rmtree(unfinished, ignore_errors=True)
+            aside = self.folder / f".{path.name}.old"
             try:
                 temporary.mkdir()
                 for name, tensors in weights.items():
@@ -52,9 +54,10 @@ class Checkpoints:
                     _flush_file(file)
                 flush_folder(temporary)
                 if path.exists():  # the same step again, after a resume
-                    shutil.rmtree(path)
+                    os.replace(path, aside)
                 os.replace(temporary, path)
                 flush_folder(self.folder)
+                shutil.rmtree(aside, ignore_errors=True)
             except CheckpointError as error:
                 raise TrainingError(f"{error}; the checkpoint before it is intact") from error
             finally:
@@ -65,7 +68,9 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Whole checkpoints, oldest first."""
-        return sorted(self.folder.glob("step_*")) if self.folder.is_dir() else []
+        if not self.folder.is_dir():
+            return []
+        return sorted(self.folder.glob("step_*")) or sorted(self.folder.glob(".step_*.old"))
 
     def load(self) -> tuple[Path, dict[str, Mapping[str, Tensor]], Any] | None:
         """The newest checkpoint that can be read: its folder, weights by name and state; None where there is none."""

@@ -21,8 +21,8 @@ import torch
 from ..analysis import Setting, count_flops, count_parameters, measure_memory
 from .files import TrainingError, make_folder, write_json
 from .logs import read_metrics
-from .loop import Progress, Trainer, make_accelerator
-from .network import build_network, plain_name, split_name
+from .loop import Progress, Stopped, Trainer, agreed, check_same_recipe, make_accelerator
+from .network import build_network, check_size, plain_name, preparation_of, split_name
 from .recipe import Recipe
 from .sources import open_data
 
@@ -94,8 +94,12 @@ class Comparison:
         return [verdict(r, self.results[0].model, len(self.seeds)) for r in self.results[1:]]
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Mean of second - first, pair by pair, with Student's interval."""
+def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float = 0.0) -> Difference:
+    """Mean of second - first, pair by pair, with Student's interval.
+
+    Args:
+        resolution: the smallest difference there can be, one test image: the interval reaches at least that far.
+    """
     from scipy.special import stdtrit
 
     differences = [b - a for a, b in zip(first, second, strict=True)]
@@ -103,7 +107,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
     if len(differences) < 2:
         return Difference(mean, None, None)
     error = statistics.stdev(differences) / math.sqrt(len(differences))
-    reach = float(stdtrit(len(differences) - 1, (1 + CONFIDENCE) / 2)) * error
+    reach = max(float(stdtrit(len(differences) - 1, (1 + CONFIDENCE) / 2)) * error, resolution)
     return Difference(mean, mean - reach, mean + reach)
 
 
@@ -170,18 +174,24 @@ def compare(
     names = networks_of(models)
     if not seeds or len(set(seeds)) != len(seeds):
         raise TrainingError(f"seeds must be different numbers, got {list(seeds)}")
-    make_folder(folder)
     accelerator = make_accelerator(recipe)
+    folder = agreed(folder, accelerator)
     data = open_data(recipe)
     costs = {}
     for name in names:  # before any training: an unknown name or a network that does not fit is found here
         show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
-        costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), len(data.classes), accelerator.device)
-    if together is None:
-        together = TOGETHER if accelerator.device.type == "cuda" and accelerator.num_processes == 1 else 1
+        costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), len(data.classes), accelerator)
+    make_folder(folder)
+    together = _together(together, recipe, accelerator)
     for name in names:
-        waiting = [(seed, folder / _folder_name(name) / f"seed{seed}") for seed in seeds]
-        unfinished = [(seed, path) for seed, path in waiting if not (resume and (path / "summary.json").exists())]
+        unfinished = []
+        for seed in seeds:
+            path = folder / _folder_name(name) / f"seed{seed}"
+            if resume and (path / "summary.json").exists():
+                check_same_recipe(path, recipe_for(recipe, name, seed))
+                show(Progress(path, "done", recipe.epochs, recipe.epochs, 0, 0))
+            else:
+                unfinished.append((seed, path))
         trainers = (
             Trainer(
                 recipe_for(recipe, name, seed), path, resume=resume, data=data, accelerator=accelerator,
@@ -194,9 +204,11 @@ def compare(
     results: list[Result] = []
     for name in names:
         folders = [folder / _folder_name(name) / f"seed{seed}" for seed in seeds]
-        accuracies = [float(read_summary(path)["test"]["accuracy"]) for path in folders]
+        tests = [read_summary(path)["test"] for path in folders]
+        accuracies = [float(test["accuracy"]) for test in tests]
         cost = NetworkCost(*costs[name], _epoch_seconds(folders))
-        difference = paired_difference(results[0].accuracies, accuracies) if results else None
+        one_image = 1 / tests[0]["images"]
+        difference = paired_difference(results[0].accuracies, accuracies, one_image) if results else None
         results.append(Result(name, folders, accuracies, cost, difference))
     shared = min(together, len(seeds))
     comparison = Comparison(recipe, folder, list(seeds), results, shared, command, list(data.notes))
@@ -206,23 +218,30 @@ def compare(
 
 
 def in_turns(trainers: Iterator[Trainer], together: int) -> Iterator[Progress]:
-    """Run trainers, up to `together` at a time, a step of each in turn."""
+    """Run trainers, up to `together` at a time, a step of each in turn. Asked to stop, each saves a checkpoint."""
     active: list[tuple[Trainer, Iterator[Progress]]] = []
     trainers = iter(trainers)
+    stopped: Stopped | None = None
     try:
         while True:
-            while len(active) < together and (trainer := next(trainers, None)) is not None:
+            while stopped is None and len(active) < together and (trainer := next(trainers, None)) is not None:
+                trainer.own_random = together > 1
                 active.append((trainer, trainer.run()))
             if not active:
-                return
+                break
             for entry in list(active):
                 trainer, steps = entry
-                progress = next(steps, None)
+                try:
+                    progress = next(steps, None)
+                except Stopped as asked:
+                    stopped, progress = asked, None
                 if progress is None:
                     trainer.close()
                     active.remove(entry)
                 else:
                     yield progress
+        if stopped is not None:
+            raise stopped
     finally:
         for trainer, _ in active:
             trainer.close()
@@ -239,15 +258,32 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise TrainingError(f"{path} is damaged: {error}") from error
 
 
-def _static_cost(recipe: Recipe, classes: int, device: torch.device) -> tuple[int, int, int]:
+def _together(asked: int | None, recipe: Recipe, accelerator: Any) -> int:
+    """How many runs share the device: several only where one process drives one GPU."""
+    possible = accelerator.num_processes == 1 and recipe.precision != "float16"  # whose scaler is the accelerator's
+    if asked is None:
+        return TOGETHER if possible and accelerator.device.type == "cuda" else 1
+    if asked > 1 and not possible:
+        raise TrainingError(f"--together {asked} needs one process and a precision other than float16")
+    return asked
+
+
+def _static_cost(recipe: Recipe, classes: int, accelerator: Any) -> tuple[int, int, int]:
+    device = accelerator.device
     network = build_network(recipe.replace(pretrained=False, weights=None), classes)
+    check_size(network, recipe.model, preparation_of(network, recipe).size)
     flops = count_flops(network, recipe.image_size)
     parameters = count_parameters(network)
     precision: Any = {"tf32": "float32"}.get(recipe.precision, recipe.precision)
-    setting = Setting(
-        recipe.batch_size // recipe.accumulate, recipe.image_size, device.type, precision, recipe.channels_last
-    )
-    memory = measure_memory(network, setting)
+    images = max(1, recipe.batch_size // (recipe.accumulate * accelerator.num_processes))
+    setting = Setting(images, recipe.image_size, device.type, precision, recipe.channels_last)
+    try:
+        memory = measure_memory(network, setting)
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"the GPU's memory does not hold a training step of {recipe.model} with {images} images: set accumulate="
+            f"{recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size"
+        ) from error
     if device.type == "cuda":
         del network
         torch.cuda.empty_cache()

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..models.checkpoints import write_tensors
 from .augment import Finish
 from .batches import EvalBatches
+from .files import TrainingError
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Scores:
     """Scores over `count` images, and, where asked for, what was predicted for each.
 
     Args:
-        predictions: place in the source -> row of [N, 3]: place, label, predicted class.
+        predictions: [N, 3], by place in the source: place, label, predicted class.
         confidences: [N], the probability of the predicted class.
     """
 
@@ -72,16 +73,21 @@ def evaluate_batches(
             if predictions:
                 kept.append((torch.stack([places, labels, best[:, 0]], 1), logits.softmax(1).amax(1)))
         yield Scores.none()
-    assert sums is not None
+    if sums is None:
+        raise TrainingError("there is no image to evaluate on")
     rows = torch.cat([row for row, _ in kept]) if kept else None
     confidences = torch.cat([confidence for _, confidence in kept]) if kept else None
     if accelerator is not None and accelerator.num_processes > 1:
         sums = accelerator.reduce(sums)
         if rows is not None:
-            rows, confidences = accelerator.gather(rows), accelerator.gather(confidences)
+            rows, confidences = (
+                accelerator.gather(accelerator.pad_across_processes(part, pad_index=-1)) for part in (rows, confidences)
+            )
     if rows is not None and confidences is not None:
         order = torch.argsort(rows[:, 0])
         order = order[rows[order, 0] >= 0]
         rows, confidences = rows[order].cpu(), confidences[order].cpu()
     loss, first, any_of_five, count = sums.tolist()
+    if not count:
+        raise TrainingError("none of the images to evaluate on can be read")
     yield Scores(loss / count, first / count, any_of_five / count, int(count), rows, confidences)

@@ -72,6 +72,16 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+_held: set[FolderLock] = set()
+
+
+def close_locks() -> None:
+    """In a forked process: let go of the locks of the process it came from, which keeps them."""
+    for lock in list(_held):
+        lock.file.close()
+    _held.clear()
+
+
 class FolderLock:
     """Held by the one run of a folder. The system releases it when the process dies, however it dies."""
 
@@ -93,9 +103,11 @@ class FolderLock:
             self.file.truncate(0)
             self.file.write(f"process {os.getpid()}")
             self.file.flush()
+        _held.add(self)
 
     def release(self, *, remove: bool = False) -> None:
         """Let the folder go; `remove` also takes away the lock's own file, and the folder if it is empty then."""
+        _held.discard(self)
         if self.file.closed:
             return
         if remove:

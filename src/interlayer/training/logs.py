@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import uuid
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ class Logs:
         writer.writeheader()
         writer.writerows(rows)
         write_text(self.path, text.getvalue())
-        self.tensorboard = _tensorboard(folder, len(rows)) if recipe.tensorboard else None
+        self.tensorboard = _tensorboard(folder, len(rows) + 1) if recipe.tensorboard else None
         self.wandb = _wandb(folder, recipe) if recipe.wandb else None
 
     def add(self, row: dict[str, Any]) -> None:
@@ -63,14 +65,17 @@ def _tensorboard(folder: Path, epoch: int) -> Any:
     except ImportError:
         return None
     with writing(folder / "tensorboard"):
-        return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch or None)
+        return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)
+
+
+def check_logs(recipe: Recipe) -> None:
+    """Refuse logs that cannot be written here, before anything is."""
+    if recipe.wandb and not find_spec("wandb"):
+        raise TrainingError(f"wandb={recipe.wandb} needs Weights & Biases: pip install wandb, or leave wandb out")
 
 
 def _wandb(folder: Path, recipe: Recipe) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise TrainingError(
-            f"wandb={recipe.wandb} needs Weights & Biases: pip install wandb, or leave wandb out"
-        ) from error
-    return wandb.init(project=recipe.wandb, dir=str(folder), name=folder.name, resume="allow")
+    import wandb
+
+    identity = uuid.uuid5(uuid.NAMESPACE_URL, str(folder.resolve())).hex  # so that a resumed run goes on there too
+    return wandb.init(project=recipe.wandb, dir=str(folder), name=folder.name, id=identity, resume="allow")

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -19,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 import torch.distributed
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list
 from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
@@ -33,14 +37,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..hosts.probe import reason
-from ..models.checkpoints import read_checkpoint, save_weights
+from ..models.checkpoints import save_weights
 from .augment import Finish
 from .batches import EvalBatches, ResidentTrainBatches, Share, eval_batches, mixed_seed, train_batches
 from .checkpoint import Checkpoints, random_state, restore_random_state
 from .evaluation import Scores, evaluate_batches
 from .files import FolderLock, TrainingError, write_json, write_text
-from .logs import Logs
-from .network import build_network, preparation_of
+from .logs import Logs, check_logs
+from .network import build_network, check_size, preparation_of
 from .recipe import Recipe, differences, read_recipe
 from .sharding import full_state, load_full_state, load_full_weights, shard
 from .sources import Data, open_data
@@ -49,7 +53,9 @@ logger = logging.getLogger(__name__)
 WARMUP_STEPS = 3  # before a CUDA graph is captured
 SHOW_SECONDS = 0.25  # between readings of the device's sums
 AGREE_STEPS = 20  # between agreements of several processes to stop
-MACHINE_KEYS = {"workers", "resident", "tensorboard", "wandb", "checkpoint_steps", "eval_batch_size"}  # may change
+MACHINE_KEYS = {  # may change when a run goes on: they do not change what is computed, but for the last bits
+    "workers", "resident", "tensorboard", "wandb", "checkpoint_steps", "eval_batch_size", "compile", "cuda_graph",
+}  # fmt: skip
 FUSED = {"sgd", "momentum", "adam", "adamw"}  # optimisers whose PyTorch form has one kernel for all parameters
 TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # of inductor
 
@@ -77,31 +83,28 @@ class Progress:
 
 @dataclass
 class Sums:
-    """Sums of an epoch on the device: [loss, hits, images], and the first step whose loss was not finite, or -1."""
+    """Sums of an epoch on the device: [loss, hits, images, first step whose loss was not finite or -1]."""
 
     values: Tensor
-    bad_step: Tensor
-    step: Tensor
+    step: Tensor  # that is being run
 
     @classmethod
     def zeros(cls, device: torch.device) -> Sums:
-        # float64, so that the order of additions does not show; MPS-like devices are not a target here
-        values = torch.zeros(3, dtype=torch.float64, device=device)
-        bad = torch.full((), -1, dtype=torch.int64, device=device)
-        return cls(values, bad, torch.zeros((), dtype=torch.int64, device=device))
+        values = torch.tensor([0.0, 0.0, 0.0, -1.0], dtype=torch.float64, device=device)
+        return cls(values, torch.zeros((), dtype=torch.int64, device=device))
 
     def restart(self, step: int) -> None:
-        self.values.zero_()
-        self.bad_step.fill_(-1)
+        self.values[:3].zero_()
+        self.values[3:].fill_(-1)
         self.step.fill_(step)
 
     def add(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
         labels = targets.argmax(dim=1) if targets.dim() == 2 else targets
         hits = (logits.argmax(dim=1) == labels).sum()
         count = len(labels)
-        self.values += torch.stack([loss.double() * count, hits.double(), torch.full_like(hits, count).double()])
-        first = (~torch.isfinite(loss)) & (self.bad_step < 0)
-        self.bad_step.copy_(torch.where(first, self.step, self.bad_step))
+        self.values[:3] += torch.stack([loss.double() * count, hits.double(), torch.full_like(hits, count).double()])
+        first = (~torch.isfinite(loss)) & (self.values[3] < 0)
+        self.values[3] = torch.where(first, self.step.double(), self.values[3])
 
 
 class Trainer:
@@ -130,50 +133,56 @@ class Trainer:
         show: Callable[[Progress], None] = lambda progress: None,
         command: str = "",
     ) -> None:
-        self.recipe, self.folder, self.stop, self.show, self.command = recipe, folder, stop, show, command
+        self.recipe, self.stop, self.show, self.command, self.resume = recipe, stop, show, command, resume
         self.accelerator = accelerator or make_accelerator(recipe)
+        self.folder = agreed(folder, self.accelerator)
         self.device: torch.device = self.accelerator.device
         self.share = Share(self.accelerator.process_index, self.accelerator.num_processes)
         self.main = self.accelerator.is_main_process
         self.data = data
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.checkpoints = Checkpoints(self.folder / "checkpoints")
         self.stream = torch.cuda.Stream() if self.device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.graph_refused: str | None = None  # why there is none, once it is known; empty if there can be one
         self.static_batch: Any = None
         self.steps_run = 0  # by this process
-        self.read = [0.0, 0.0, 0.0]  # the sums, as last read
+        self.read = [0.0, 0.0, 0.0, -1.0]  # the sums, as last read
         self.peeked: tuple[Tensor, torch.cuda.Event] | None = None  # sums on their way from the GPU
         self.logs: Logs | None = None
         self.position = (0, 0)  # epoch and step to go on with
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, float] | None = None
         self.seconds = 0.0
-        self.lock = FolderLock(folder) if self.main else None
+        self.best_weights: dict[str, Tensor] | None = None
+        self.summary: dict[str, Any] = {}
+        self.own_random = False  # whether random numbers are put aside between steps, for runs that take turns
+        self.random: Any = None
+        self.lock = FolderLock(self.folder) if self.main else None
         try:
-            self._claim(resume)
+            self._claim()
         except BaseException:
             self.close()
             raise
 
     # The folder
 
-    def _claim(self, resume: bool) -> None:
+    def _claim(self) -> None:
         """Refuse a folder that holds another run."""
-        path = self.folder / "recipe.yaml"
-        if path.exists():
-            if not resume:
-                raise TrainingError(
-                    f"{self.folder} already holds a run: --resume to go on with it, or choose another folder"
-                )
-            changed = {k: v for k, v in differences(read_recipe(path), self.recipe).items() if k not in MACHINE_KEYS}
-            if changed:
-                listed = ", ".join(f"{key} {before!r} -> {now!r}" for key, (before, now) in changed.items())
-                raise TrainingError(f"{self.folder} holds a run of another recipe ({listed}): choose another folder")
+        written = (self.folder / "recipe.yaml").exists()
+        if (written or self.checkpoints.all()) and not self.resume:
+            raise TrainingError(
+                f"{self.folder} already holds a run: --resume to go on with it, or choose another folder"
+            )
+        if written:
+            check_same_recipe(self.folder, self.recipe)
+        for unfinished in self.folder.glob(".*.safetensors.*"):  # of a process that was killed while it wrote
+            unfinished.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let the folder go, and the GPU's memory."""
         self.graph = self.static_batch = None
+        if hasattr(self, "stepper") and self.stepper in self.accelerator._optimizers:
+            self.accelerator._optimizers.remove(self.stepper)  # accelerate would keep the network alive by it
         if self.logs is not None:
             self.logs.close()
         if self.lock is not None:
@@ -183,12 +192,14 @@ class Trainer:
 
     def _set_up(self, report: Callable[[str, int, int], None]) -> None:
         recipe = self.recipe
+        check_logs(recipe)
         _set_precision(recipe)
-        torch.manual_seed(mixed_seed(recipe.seed))
+        self._seed("weights")
         self.data = self.data or open_data(recipe)
         self.classes = self.data.classes
         self.network = build_network(recipe, len(self.classes))
         self.preparation = preparation_of(self.network, recipe)
+        check_size(self.network, recipe.model, self.preparation.size)
         self.finish = Finish.of(recipe, len(self.classes), self.preparation.mean, self.preparation.std, self.device)
         common = self.preparation, self.finish, self.share, self.device, self.data.problems, report
         self.batches = train_batches(self.data.train, recipe, *common)
@@ -198,10 +209,15 @@ class Trainer:
             torch.cuda.synchronize()  # what was loaded is there for every stream
         memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.network.to(self.device, memory_format=memory_format)  # type: ignore[call-overload]
-        if recipe.sync_batchnorm and self.share.processes > 1 and self.device.type == "cuda":
-            self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
+        if recipe.sync_batchnorm:
+            if self.share.processes > 1 and self.device.type == "cuda":
+                self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
+            else:
+                logger.warning("sync_batchnorm=true does nothing here: it is for several GPUs")
         if recipe.sharding == "fsdp":
             shard(self.network, self.accelerator)
+        if self.accelerator.scaler is not None:  # one of its own: runs of a comparison share the accelerator
+            self.accelerator.scaler = torch.amp.GradScaler(self.device.type)
         self.optimizer = self._optimizer()
         self.scheduler = make_scheduler(recipe, self.optimizer, self.batches.steps)
         self.stepper = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
@@ -217,11 +233,18 @@ class Trainer:
             self.run_model = _compiled(self.trained, recipe.compile)
         self.soft_loss = SoftTargetCrossEntropy()
         self.sums = Sums.zeros(self.device)
-        torch.manual_seed(mixed_seed(recipe.seed, 1, self.share.rank))
-        self._restore()
+        self._seed("steps", self.share.rank)
+        if self.resume:
+            self._restore()
         if self.main and not (self.folder / "recipe.yaml").exists():  # only now: a mistake above leaves nothing behind
             write_text(self.folder / "recipe.yaml", recipe.to_yaml(self.command))
         self.logs = Logs(self.folder, recipe, self.rows) if self.main else None
+
+    def _seed(self, purpose: str, *parts: int) -> None:
+        seed = mixed_seed(purpose, self.recipe.seed, *parts)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
 
     def _eval_batches(self, images: Any, report: Callable[[str, int, int], None] = lambda *_: None) -> EvalBatches:
         assert self.data is not None
@@ -264,16 +287,20 @@ class Trainer:
         steps = self._run()
         while True:
             with self._on_stream():  # entered anew each time: the caller's stream is its own
+                if self.own_random and self.random is not None:
+                    restore_random_state(self.random, self.device)
                 try:
                     progress = next(steps)
                 except StopIteration:
                     return
                 except torch.OutOfMemoryError as error:
-                    images = self.batches.share // self.recipe.accumulate
                     raise TrainingError(
-                        f"the GPU's memory does not hold {images} images at once: set accumulate="
-                        f"{self.recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size"
+                        f"the GPU's memory is too small for batch_size={self.recipe.batch_size}: set accumulate="
+                        f"{self.recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size; if it "
+                        f"was evaluating, set eval_batch_size; if it was loading, resident=no"
                     ) from error
+                if self.own_random:
+                    self.random = random_state(self.device)
             yield progress
 
     def _on_stream(self) -> AbstractContextManager[Any]:
@@ -312,21 +339,23 @@ class Trainer:
             if ended or self._must_read(step):
                 self._check_finite(epoch)
             elif self.device.type == "cuda":
-                self._peek()
+                self._peek(epoch)
             yield self._progress("training", epoch, step + 1, steps)
 
     def _must_read(self, step: int) -> bool:
         """Whether to wait for the sums: always on a CPU, where nothing waits; several processes must do it together."""
         return step % AGREE_STEPS == 0 if self.share.processes > 1 else self.device.type == "cpu"
 
-    def _peek(self) -> None:
+    def _peek(self, epoch: int) -> None:
         """Look at the sums of a while ago without waiting for the GPU."""
         if self.peeked is not None:
             values, event = self.peeked
             if event.query():
                 self.read, self.peeked = values.tolist(), None
+                if self.read[3] >= 0:
+                    self._check_finite(epoch)
         elif time.perf_counter() - self.read_at > SHOW_SECONDS:
-            values = torch.empty(3, dtype=torch.float64, pin_memory=True).copy_(self.sums.values, non_blocking=True)
+            values = torch.empty(4, dtype=torch.float64, pin_memory=True).copy_(self.sums.values, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
             self.peeked, self.read_at = (values, event), time.perf_counter()
@@ -343,12 +372,14 @@ class Trainer:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def _step(self, batch: Any) -> None:
-        if not (self._captures() and self.steps_run >= WARMUP_STEPS and self._replay(batch)):
+        if self._captures() and self.steps_run >= WARMUP_STEPS:
+            self._replay(batch)
+        else:
             self.optimizer.zero_grad(set_to_none=True)
-            for index, part in enumerate(_parts(batch, self.recipe.accumulate)):
-                last = index == self.recipe.accumulate - 1
-                with nullcontext() if last else self._no_sync():
-                    self._forward_backward(part)
+            parts = _parts(batch, self.recipe.accumulate)
+            for index, (part, weight) in enumerate(parts):
+                with nullcontext() if index == len(parts) - 1 else self._no_sync():
+                    self._forward_backward(part, weight)
             self.sums.step += 1
         if self.recipe.clip_grad is not None:
             self.accelerator.unscale_gradients(self.stepper)
@@ -361,7 +392,7 @@ class Trainer:
     def _no_sync(self) -> AbstractContextManager[Any]:
         return self.trained.no_sync() if isinstance(self.trained, DistributedDataParallel) else nullcontext()
 
-    def _forward_backward(self, batch: Any) -> None:
+    def _forward_backward(self, batch: Any, weight: float = 1.0) -> None:
         images, targets = self.batches.prepare(batch)
         with self._autocast():
             logits = self.run_model(images)
@@ -370,7 +401,7 @@ class Trainer:
             loss = self.soft_loss(logits, targets)
         else:
             loss = F.cross_entropy(logits, targets, label_smoothing=self.recipe.label_smoothing)
-        self.accelerator.backward(loss / self.recipe.accumulate)
+        self.accelerator.backward(loss * weight)
         self.sums.add(loss.detach(), logits.detach(), targets)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -400,8 +431,8 @@ class Trainer:
             return "float16's scaler looks at the gradients"
         return ""
 
-    def _replay(self, batch: Tensor) -> bool:
-        """Run the step as a graph, capturing it the first time; False where that fails and it must run plainly."""
+    def _replay(self, batch: Tensor) -> None:
+        """Run the step as a graph, capturing it the first time."""
         if self.graph is None:
             self.static_batch = batch.clone()
             self.optimizer.zero_grad(set_to_none=True)  # gradients of the capture live in its own memory
@@ -413,18 +444,13 @@ class Trainer:
                     self._forward_backward(self.static_batch)
                     self.sums.step += 1
             except RuntimeError as error:
-                torch.cuda.synchronize()
-                if self.recipe.cuda_graph == "yes":
-                    raise TrainingError(f"cuda_graph=yes: the step cannot be captured: {reason(error)}") from error
-                logger.warning(
-                    "the step cannot be captured as a CUDA graph (%s); going on without", reason(error)[:200]
-                )
-                self.graph_refused = reason(error)
-                return False
+                raise TrainingError(
+                    f"the step of {self.recipe.model} cannot be captured as a CUDA graph ({reason(error)[:200]}): "
+                    f"set cuda_graph=no"
+                ) from error
             self.graph = graph
         self.static_batch.copy_(batch)
         self.graph.replay()
-        return True
 
     # What was seen
 
@@ -432,12 +458,12 @@ class Trainer:
         """Read the sums; stop if a loss was not finite."""
         self.read, self.peeked = self.sums.values.tolist(), None
         self.read_at = time.perf_counter()
-        bad = int(self.sums.bad_step)
         if self.share.processes > 1:
-            together = torch.tensor([*self.read, float(bad)], dtype=torch.float64, device=self.device)
-            gathered = self.accelerator.gather(together[None])
-            self.read = gathered[:, :3].sum(0).tolist()
-            bad = int(gathered[:, 3].max())
+            gathered = self.accelerator.gather(self.sums.values[None])
+            seen = gathered[:, 3][gathered[:, 3] >= 0]  # one process passes it on to the others a step later
+            first_bad = float(seen.min()) if len(seen) else -1.0
+            self.read = [*gathered[:, :3].sum(0).tolist(), first_bad]
+        bad = int(self.read[3])
         if bad < 0:
             return
         self.epoch_start = bad
@@ -445,7 +471,8 @@ class Trainer:
         names = self.batches.names(epoch, bad)
         raise TrainingError(
             f"the loss is not finite at epoch {epoch + 1}, step {bad + 1} of {self.batches.steps}, learning rate "
-            f"{self.lr:.3g}; no checkpoint holds it. Lower lr or set clip_grad; the batch was {', '.join(names)}"
+            f"{self.lr:.3g}; the last checkpoint is from before it. Lower lr or set clip_grad; the batch was "
+            f"{', '.join(names)}"
         )
 
     def _asked_to_stop(self, step: int, ended: bool) -> bool:
@@ -458,7 +485,7 @@ class Trainer:
         return bool(asked_by > 0)
 
     def _progress(self, what: str, epoch: int, step: int, steps: int) -> Progress:
-        loss, hits, count = self.read
+        loss, hits, count, _ = self.read
         rate = left = math.nan
         if what == "training":
             elapsed = time.perf_counter() - self.epoch_began
@@ -476,7 +503,7 @@ class Trainer:
             torch.cuda.current_stream().synchronize()
         seconds = time.perf_counter() - self.epoch_began
         trained = (self.batches.steps - self.epoch_start) * self.recipe.batch_size
-        loss, hits, count = self.read
+        loss, hits, count, _ = self.read
         began = time.perf_counter()
         scores = Scores.none()
         for evaluated in self._evaluate(self.watched_batches):
@@ -497,24 +524,26 @@ class Trainer:
         }
         self.rows.append(row)
         self.seconds += seconds + row["eval_seconds"]
+        if not math.isfinite(scores.loss):
+            raise TrainingError(
+                f"the evaluation after epoch {epoch + 1} has a loss that is not finite; the last checkpoint is from "
+                f"before it. Lower lr or set clip_grad"
+            )
         chosen = self.data is not None and self.data.validation is not None
         if chosen and (self.best is None or scores.accuracy > self.best["eval_accuracy"]):
             self.best = {"epoch": epoch + 1, "eval_accuracy": scores.accuracy}
-            weights = self._weights()
-            if self.main:
-                save_weights(self.network, self.folder / "best.safetensors", weights)
+            self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in self._weights().items()}
         if self.logs is not None:
             self.logs.add(row)
         self._save((epoch + 1, 0))
+        yield self._progress("evaluated", epoch, self.batches.steps, self.batches.steps)
         if self._asked_to_stop(0, True) and epoch + 1 < self.recipe.epochs:
             raise Stopped(f"stopped at the end of epoch {epoch + 1}")
 
     def _evaluate(self, batches: EvalBatches, predictions: bool = False) -> Iterator[Scores]:
-        if self.share.processes > 1 and self.recipe.sharding == "none":
-            for buffer in self.network.buffers():  # batch norms of the processes have drifted apart
-                torch.distributed.broadcast(buffer, 0)
         averaged = self.ema is not None
         network = self.ema.module if self.ema is not None else self.network
+        self._agree_on_buffers(network)
         modes = network.training
         network.eval()
         try:
@@ -530,6 +559,12 @@ class Trainer:
         finally:
             network.train(modes and not averaged)
 
+    def _agree_on_buffers(self, network: nn.Module) -> None:
+        """Give all processes the first one's batch norm statistics, which drift apart."""
+        if self.share.processes > 1:
+            for buffer in network.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
     # Checkpoints
 
     def _weights(self, averaged: bool = True) -> dict[str, Tensor]:
@@ -539,45 +574,51 @@ class Trainer:
         return full_state(self.network, None)[0] if self.recipe.sharding == "fsdp" else self.network.state_dict()
 
     def _save(self, position: tuple[int, int]) -> None:
-        sharded = self.recipe.sharding == "fsdp"
-        if sharded:
+        epoch, step = position
+        if step and not self.batches.exact_resume:
+            step = 0  # a stream begins its epoch again
+        self._agree_on_buffers(self.network)
+        if self.recipe.sharding == "fsdp":
             tensors, optimizer = full_state(self.network, self.optimizer)
         else:
             tensors, optimizer = self.network.state_dict(), self.optimizer.state_dict()
-        states = [random_state(self.device)]
+        own = {"random": random_state(self.device), "sums": self.sums.values.cpu(), "step": int(self.sums.step)}
+        states = [own]
         if self.share.processes > 1:
-            states = [None] * self.share.processes  # type: ignore[list-item]
-            torch.distributed.all_gather_object(states, random_state(self.device))
-        if not self.main:
-            self.accelerator.wait_for_everyone()
-            return
-        weights = {"weights": tensors}
-        if self.ema is not None:
-            weights["ema"] = self.ema.module.state_dict()
-        scaler = self.accelerator.scaler
-        state = {
-            "position": list(position),
-            "optimizer": optimizer,
-            "scaler": scaler.state_dict() if scaler is not None else None,
-            "random": states,
-            "sums": [self.sums.values.cpu(), self.sums.step.cpu()],
-            "rows": self.rows,
-            "best": self.best,
-            "seconds": self.seconds,
-            "processes": self.share.processes,
-        }
-        epoch, step = position
-        self.checkpoints.save(epoch * self.batches.steps + step, self.network, weights, state)
+            states = [{}] * self.share.processes
+            torch.distributed.all_gather_object(states, own)
+        if self.main:
+            weights = {"weights": tensors}
+            if self.ema is not None:
+                weights["ema"] = self.ema.module.state_dict()
+            if self.best_weights is not None:
+                weights["best"] = self.best_weights
+            scaler = self.accelerator.scaler
+            assert self.data is not None
+            state = {
+                "position": [epoch, step],
+                "optimizer": optimizer,
+                "scaler": scaler.state_dict() if scaler is not None else None,
+                "processes": states,
+                "rows": self.rows,
+                "best": self.best,
+                "seconds": self.seconds,
+                "bad_images": self.data.problems.found,
+            }
+            self.checkpoints.save(epoch * self.batches.steps + step, self.network, weights, state)
         self.accelerator.wait_for_everyone()
 
     def _restore(self) -> None:
-        found = self.checkpoints.load()
+        found = self.checkpoints.load() if self.main else None
+        if self.share.processes > 1:  # the other processes may be on machines that do not see the folder
+            found = broadcast_object_list([found])[0]
         if found is None:
             return
         path, weights, state = found
-        if state["processes"] != self.share.processes:
+        if len(state["processes"]) != self.share.processes:
             raise TrainingError(
-                f"{path} was written by {state['processes']} processes, these are {self.share.processes}: use as many"
+                f"{path} was written by {len(state['processes'])} processes, these are {self.share.processes}: "
+                f"use as many"
             )
         if self.recipe.sharding == "fsdp":
             load_full_state(self.network, self.optimizer, weights["weights"], state["optimizer"])
@@ -588,43 +629,41 @@ class Trainer:
             self.ema.module.load_state_dict(weights["ema"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        values, step = state["sums"]
+        own = state["processes"][self.share.rank]
         epoch, start = state["position"]
-        if start and not self.batches.exact_resume:
-            logger.warning("a stream resumes at the start of epoch %d", epoch + 1)
-            start = 0
-        else:
-            self.sums.restart(int(step))
-            self.sums.values.copy_(values)
+        if start:
+            self.sums.restart(own["step"])
+            self.sums.values.copy_(own["sums"])
         self.position = (epoch, start)
         self.rows, self.best, self.seconds = state["rows"], state["best"], state["seconds"]
-        restore_random_state(state["random"][self.share.rank], self.device)
+        self.best_weights = dict(weights["best"]) if "best" in weights else None
+        assert self.data is not None
+        self.data.problems.found.update(state["bad_images"])
+        restore_random_state(own["random"], self.device)
 
     # The end
 
     def _finish_run(self) -> Iterator[Progress]:
         """Test the chosen weights once, and write what the run came to."""
         assert self.data is not None
-        chosen = self.best["epoch"] if self.best is not None else self.recipe.epochs
-        if self.best is not None:
-            self._load_weights(self.folder / "best.safetensors")
-            batches = self._eval_batches(self.data.test)
-        else:
-            batches = self.watched_batches
+        chosen, batches = self.recipe.epochs, self.watched_batches
+        if self.best is not None and self.best_weights is not None:
+            chosen, batches = int(self.best["epoch"]), self._eval_batches(self.data.test)
+            self._load_weights(self.best_weights)
         scores = Scores.none()
         for evaluated in self._evaluate(batches, predictions=True):
             scores = evaluated
             yield self._progress("testing", self.recipe.epochs - 1, self.batches.steps, self.batches.steps)
         weights = self._weights()
+        self.summary = self._summary(scores, chosen)
         if self.main:
             save_weights(self.network, self.folder / "weights.safetensors", weights)
             scores.save_predictions(self.folder / "predictions.safetensors")
-            write_json(self.folder / "summary.json", self._summary(scores, int(chosen)))
+            write_json(self.folder / "summary.json", self.summary)
         self.accelerator.wait_for_everyone()
         yield self._progress("done", self.recipe.epochs, self.batches.steps, self.batches.steps)
 
-    def _load_weights(self, path: Path) -> None:
-        tensors = read_checkpoint(path)[0]
+    def _load_weights(self, tensors: dict[str, Tensor]) -> None:
         if self.recipe.sharding == "fsdp":
             load_full_weights(self.network, tensors)
         else:
@@ -649,7 +688,6 @@ class Trainer:
             "seconds": self.seconds,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU",
             "processes": self.share.processes,
-            "peak_memory": torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             "bad_images": self.data.problems.found,
             "notes": self.data.notes,
             "command": self.command,
@@ -657,13 +695,36 @@ class Trainer:
         }
 
 
-def _parts(batch: Any, count: int) -> list[Any]:
-    """A batch in equal parts: indices, or pixels and labels."""
+def _parts(batch: Any, count: int) -> list[tuple[Any, float]]:
+    """A batch (indices, or pixels and labels) in `count` parts, each with its share of the batch.
+
+    A batch that bad images made smaller than `count` has fewer parts.
+    """
     if count == 1:
-        return [batch]
-    if isinstance(batch, Tensor):
-        return list(batch.chunk(count))
-    return list(zip(*(tensor.chunk(count) for tensor in batch), strict=True))
+        return [(batch, 1.0)]
+    tensors = (batch,) if isinstance(batch, Tensor) else batch
+    total = len(tensors[0])
+    pieces = list(zip(*(tensor.tensor_split(min(count, total)) for tensor in tensors), strict=True))
+    return [(piece[0] if isinstance(batch, Tensor) else piece, len(piece[0]) / total) for piece in pieces]
+
+
+def agreed(folder: Path, accelerator: Accelerator) -> Path:
+    """The folder that the first process chose, where several chose by the clock."""
+    if accelerator.num_processes > 1:
+        folder = Path(broadcast_object_list([str(folder)])[0])
+    return folder
+
+
+def check_same_recipe(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder whose run had another recipe."""
+    changed = {
+        key: values
+        for key, values in differences(read_recipe(folder / "recipe.yaml"), recipe).items()
+        if key not in MACHINE_KEYS
+    }
+    if changed:
+        listed = ", ".join(f"{key} {before!r} -> {now!r}" for key, (before, now) in changed.items())
+        raise TrainingError(f"{folder} holds a run of another recipe ({listed}): choose another folder")
 
 
 def _compiled(network: nn.Module, how: str) -> Any:
@@ -718,7 +779,10 @@ def _set_precision(recipe: Recipe) -> None:
     allowed = recipe.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
-    torch.backends.cudnn.benchmark = torch.cuda.is_available()
+    torch.backends.cudnn.benchmark = torch.cuda.is_available() and not recipe.deterministic
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(recipe.deterministic, warn_only=True)
 
 
 def versions() -> dict[str, str]:
@@ -743,12 +807,10 @@ def train(
     **options: Any,
 ) -> dict[str, Any]:
     """Train a recipe in a folder to the end and return its summary. `options` are those of `Trainer`."""
-    import json
-
     trainer = Trainer(recipe, folder, show=show, **options)
     try:
         for progress in trainer.run():
             show(progress)
     finally:
         trainer.close()
-    return json.loads((folder / "summary.json").read_text())
+    return trainer.summary

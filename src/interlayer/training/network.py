@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import timm
+import torch
 from torch import nn
 
 from .. import hosts, models
@@ -79,6 +80,16 @@ def _attach(network: nn.Module, mechanism: str, recipe: Recipe) -> nn.Module:
         return hosts.attach(network, mechanism, **options)
     except TypeError as error:
         raise RecipeError(f"attach_options do not fit {mechanism}: {reason(error)}") from error
+
+
+def check_size(network: nn.Module, name: str, size: int) -> None:
+    """Refuse a size of images that the network does not take, before anything is written."""
+    image = torch.zeros(2, 3, size, size)
+    try:
+        with hosts.evaluating(network), torch.no_grad():
+            network(image)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise TrainingError(f"{name} does not take images of {size} x {size}: {reason(error)}") from error
 
 
 def start_from(network: nn.Module, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +21,22 @@ from .evaluation import Scores, evaluate_batches
 from .files import TrainingError
 from .loop import Progress
 from .network import build_network
-from .recipe import read_recipe
-from .sources import Images, Problems, open_data
+from .recipe import Recipe, read_recipe
+from .sources import Data, FolderImages, Images, Problems, open_data, open_rgb
 
 BATCH = 64
+PARTS = ("train", "val", "validation", "valid", "test", "cifar-10-batches-py", "cifar-100-python")
+logger = logging.getLogger(__name__)
+
+
+def _whole_folder(recipe: Recipe, classes: list[str]) -> Data | None:
+    """A folder of class folders is evaluated whole: nothing of it need be kept for training."""
+    path = Path(recipe.data)
+    if not path.is_dir() or any((path / part).is_dir() for part in PARTS):
+        return None
+    problems = Problems(recipe.on_bad_image)
+    images = FolderImages(path, classes, problems)
+    return Data(images, None, images, classes, problems)
 
 
 class FileImages(Images):
@@ -37,8 +50,7 @@ class FileImages(Images):
         return str(self.files[index])
 
     def open(self, index: int) -> Image.Image:
-        with Image.open(self.files[index]) as image:
-            return image.convert("RGB")
+        return open_rgb(self.files[index])
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -79,17 +91,16 @@ class TrainedNetwork:
             summary["image_size"], tuple(summary["mean"]), tuple(summary["std"]), summary["interpolation"],
             summary["crop_pct"],
         )  # fmt: skip
-        mean, std = (
-            torch.tensor(v, device=self.device).view(1, -1, 1, 1) * 255 for v in (summary["mean"], summary["std"])
-        )
-        self.finish = Finish(self.recipe, len(self.classes), mean, std)
+        self.finish = Finish.of(self.recipe, len(self.classes), summary["mean"], summary["std"], self.device)
 
     def evaluate(self, data: str | None = None, show: Callable[[Progress], None] = lambda p: None) -> dict[str, Any]:
         """Scores on the test images of the run's data, or of `data`: overall, by class, and how well calibrated."""
         from torchmetrics.functional.classification import binary_calibration_error, multiclass_confusion_matrix
 
         recipe = self.recipe.replace(data=data or self.recipe.data, num_classes=len(self.classes), validation=0)
-        opened = open_data(recipe)
+        opened = _whole_folder(recipe, self.classes) or open_data(recipe)
+        for note in opened.notes:
+            logger.warning(note)
         theirs = list(opened.test.classes)
         if isinstance(opened.test, Images) and theirs != self.classes[: len(theirs)]:
             found, known = ", ".join(theirs[:5]), ", ".join(self.classes[:5])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -54,7 +56,7 @@ class Recipe:
     workers: int = 4  # processes that load images where they are not resident
     mean: list[float] | None = None  # the model's own where not given
     std: list[float] | None = None
-    interpolation: str = "bicubic"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
     crop_pct: float | None = None  # of evaluation's central crop; the model's own where not given
 
     # Augmentation, applied to training images.
@@ -100,6 +102,7 @@ class Recipe:
     seed: int = 0
     device: str | None = None  # cpu or cuda; cuda where there is one
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    deterministic: bool = False  # on a GPU: only kernels that give the same bits every time, slower
     channels_last: bool = False
     compile: Literal["no", "default", "tuned"] = "no"  # tuned: slower to compile, faster to run
     cuda_graph: Literal["auto", "yes", "no"] = "auto"  # replay the step as one graph: GPU, resident images
@@ -158,9 +161,10 @@ def _is_range(name: str) -> tuple[Any, str]:
     )
 
 
-AUTO_AUGMENTS = ("rand", "original", "originalr", "v0", "v0r", "3a", "augmix")
+_RAND_PART = r"(m\d+(\.\d+)?|mstd(inf|\d+(\.\d+)?)|mmax\d+|n\d+|p[01]?\.?\d*|w\d+|inc[01]|t\d+)"
+AUTO_AUGMENT = rf"rand(-{_RAND_PART})*|(original|originalr|v0|v0r|3a)(-mstd\d+(\.\d+)?)?|augmix(-\w+(\.\d+)?)*"
 _RULES: list[tuple[Any, str]] = [
-    *map(_is_probability, ("flip", "erasing", "mix_probability", "mix_switch", "drop_rate", "drop_path_rate", "ema")),
+    *map(_is_probability, ("flip", "erasing", "mix_probability", "mix_switch", "drop_rate", "drop_path_rate")),
     *(
         _is_at_least(name, 1)
         for name in ("epochs", "batch_size", "accumulate", "repeated_augmentation", "image_size", "num_classes")
@@ -174,6 +178,13 @@ _RULES: list[tuple[Any, str]] = [
     _is_at_least("lr_batch_size", 1),
     *map(_is_range, ("crop_scale", "crop_ratio")),
     (lambda r: 0 <= r.label_smoothing < 1, "label_smoothing must be from 0 to below 1, got {label_smoothing}"),
+    (lambda r: 0 <= r.ema < 1, "ema must be from 0 to below 1, got {ema}"),
+    (lambda r: 0 <= r.momentum < 1, "momentum must be from 0 to below 1, got {momentum}"),
+    (lambda r: 0 < r.decay_rate <= 1, "decay_rate must be above 0 and at most 1, got {decay_rate}"),
+    (lambda r: r.crop_pct is None or 0 < r.crop_pct <= 1, "crop_pct must be above 0 and at most 1, got {crop_pct}"),
+    (lambda r: r.mean is None or len(r.mean) == 3, "mean must be three numbers, got {mean}"),
+    (lambda r: r.std is None or (len(r.std) == 3 and min(r.std) > 0), "std must be three positive numbers, got {std}"),
+    (lambda r: not r.model.endswith("+"), "model={model} names no mechanism after the +"),
     (lambda r: r.decay_epochs > 0, "decay_epochs must be above 0, got {decay_epochs}"),
     (lambda r: r.clip_grad is None or r.clip_grad > 0, "clip_grad must be above 0, got {clip_grad}"),
     (
@@ -185,7 +196,7 @@ _RULES: list[tuple[Any, str]] = [
         "schedule: multistep needs milestones, for example milestones=[150,225]",
     ),
     (
-        lambda r: r.auto_augment is None or r.auto_augment.split("-")[0] in AUTO_AUGMENTS,
+        lambda r: r.auto_augment is None or re.fullmatch(AUTO_AUGMENT, r.auto_augment) is not None,
         "auto_augment={auto_augment} is not known to timm: rand-m9-mstd0.5-inc1 (RandAugment), original, originalr, "
         "v0, v0r (AutoAugment), 3a or augmix",
     ),
@@ -334,6 +345,8 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
 
 def _coerce_scalar(key: str, value: Any, kind: type) -> Any:
     value = _number(value) if kind in (int, float) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{key} must be a finite number, got {value}")
     fits = {
         bool: isinstance(value, bool),
         int: not isinstance(value, bool) and isinstance(value, (int, float)) and value == int(value),

@@ -20,6 +20,7 @@ from PIL import Image
 from ..analysis import layer_scores, plot_layer_scores
 from ..hosts import attached_mechanisms
 from ..models import load_weights
+from .augment import Finish
 from .compare import Comparison, points, read_summary
 from .files import write_text
 from .logs import read_metrics
@@ -66,18 +67,21 @@ def write_comparison_report(comparison: Comparison) -> Path:
     """Write the report of a comparison into its folder."""
     names = [result.model for result in comparison.results]
     runs = {result.model: result.folders for result in comparison.results}
+    first = comparison.results[0].folders[0]
+    images = _test_images(read_recipe(first / "recipe.yaml"))
     body = [
         f"<h1>{escape(' or '.join(names))}?</h1>",
         f"<p class=soft>{escape(_setting(comparison.recipe))}, {len(comparison.seeds)} seeds each.</p>",
         *(f"<p class=verdict>{escape(text)}</p>" for text in comparison.verdicts()),
         *(f"<p class=soft>{escape(note)}</p>" for note in comparison.notes),
+        _bad_images(read_summary(comparison.results[0].folders[0])["bad_images"]),
         "<h2>Accuracy and cost</h2>",
         _comparison_table(comparison),
         "<h2>Training</h2>",
         _curves(runs),
-        *_attention(runs),
-        *_disagreements(runs),
-        *_record(comparison.command, comparison.recipe, comparison.results[0].folders[0]),
+        *_attention(runs, images),
+        *_disagreements(runs, images),
+        *_record(comparison.command, comparison.recipe.replace(model=", ".join(names)), first),
     ]
     return _write(comparison.folder / "report.html", f"Comparison: {', '.join(names)}", body)
 
@@ -86,6 +90,7 @@ def write_run_report(folder: Path) -> Path:
     """Write the report of a single finished run into its folder."""
     recipe, summary = read_recipe(folder / "recipe.yaml"), read_summary(folder)
     runs = {recipe.model: [folder]}
+    images = _test_images(recipe)
     test = summary["test"]
     table = _table(
         ["test accuracy", "top 5", "test loss", "images", "epoch tested", "training time"],
@@ -104,8 +109,8 @@ def write_run_report(folder: Path) -> Path:
         table,
         "<h2>Training</h2>",
         _curves(runs),
-        *_attention(runs),
-        *_mistakes(recipe, folder),
+        *_attention(runs, images),
+        *_mistakes(folder, images),
         *_record(summary["command"], recipe, folder),
     ]
     return _write(folder / "report.html", f"{recipe.model}: {_percent(test['accuracy'])}", body)
@@ -179,7 +184,8 @@ def table_note(comparison: Comparison) -> str:
     return (
         f"accuracy on the test images, mean ± standard deviation over {len(comparison.seeds)} seeds; difference to "
         f"{comparison.results[0].model} pair by pair, in points; MFLOPs: multiply-adds of one image; epoch: median "
-        f"seconds of training{shared}; memory: peak of a training step of one run"
+        f"seconds of training{shared}; memory: peak of a training step of one run, with SGD; the interval is about "
+        f"seeds, not about other test images"
     )
 
 
@@ -236,11 +242,12 @@ def _figure(figure: Any, alternative: str) -> str:
 
 
 def _test_images(recipe: Recipe) -> Images | None:
-    test = open_data(recipe).test
+    """The test images, where they can be opened one by one. What cannot be read was reported in training."""
+    test = open_data(recipe.replace(on_bad_image="skip")).test
     return test if isinstance(test, Images) else None
 
 
-def _attention(runs: dict[str, list[Path]]) -> list[str]:
+def _attention(runs: dict[str, list[Path]], images: Images | None) -> list[str]:
     """Heatmaps of the networks that have layer attention, of the first seed."""
     parts = []
     for model, folders in runs.items():
@@ -248,18 +255,17 @@ def _attention(runs: dict[str, list[Path]]) -> list[str]:
         network = build_network(recipe.replace(pretrained=False, weights=None), len(summary["classes"]))
         if not attached_mechanisms(network):
             continue
-        images = _test_images(recipe)
         if images is None:
             continue
         load_weights(network, folders[0] / "weights.safetensors")
         preparation = preparation_of(network, recipe)
         transform = preparation.evaluation()
-        pixels = torch.stack(
-            [torch.as_tensor(transform(images.open(i))) for i in _spread(len(images), SCORED_IMAGES)]
-        ).float()
-        mean, std = (torch.tensor(v).view(1, -1, 1, 1) * 255 for v in (preparation.mean, preparation.std))
+        places = _predictions(folders[0])[0][:, 0].tolist()  # of images that could be read
+        chosen = [places[i] for i in _spread(len(places), SCORED_IMAGES)]
+        pixels = torch.stack([torch.as_tensor(transform(images.open(place))) for place in chosen])
+        finish = Finish.of(recipe, len(summary["classes"]), preparation.mean, preparation.std, torch.device("cpu"))
         try:
-            stages = layer_scores(network, (pixels - mean) / std)
+            stages = layer_scores(network, finish.normalise(pixels))
         except ValueError:  # a form of the mechanism that has no scores
             continue
         figures = [
@@ -269,9 +275,7 @@ def _attention(runs: dict[str, list[Path]]) -> list[str]:
         parts += [f"<p><b>{escape(model)}</b>, seed {recipe.seed}</p>", f"<div class=triple>{''.join(figures)}</div>"]
     if not parts:
         return []
-    caption = (
-        f"Weight with which each layer reads the ones before it, mean over {SCORED_IMAGES} test images and all heads."
-    )
+    caption = f"Weight with which a layer reads those before it, mean over {len(chosen)} test images and all heads."
     return ["<h2>Which layer reads which</h2>", *parts, f"<p class=soft>{caption}</p>"]
 
 
@@ -286,11 +290,10 @@ def _predictions(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return tensors["predictions"], tensors["confidences"]
 
 
-def _disagreements(runs: dict[str, list[Path]]) -> list[str]:
+def _disagreements(runs: dict[str, list[Path]], images: Images | None) -> list[str]:
     """Test images that the first two networks, of the first seed, see differently."""
     (first, a), (second, b) = [(model, folders[0]) for model, folders in runs.items()][:2]
-    recipe, classes = read_recipe(a / "recipe.yaml"), read_summary(a)["classes"]
-    images = _test_images(recipe)
+    classes = read_summary(a)["classes"]
     if images is None:
         return []
     (rows_a, sure_a), (rows_b, sure_b) = _predictions(a), _predictions(b)
@@ -319,8 +322,8 @@ def _disagreements(runs: dict[str, list[Path]]) -> list[str]:
     return [title, f"<p>{escape(text)}</p>", legend, f"<div class=grid>{''.join(cells)}</div>"]
 
 
-def _mistakes(recipe: Recipe, folder: Path) -> list[str]:
-    images, classes = _test_images(recipe), read_summary(folder)["classes"]
+def _mistakes(folder: Path, images: Images | None) -> list[str]:
+    classes = read_summary(folder)["classes"]
     if images is None:
         return []
     rows, sure = _predictions(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 from .files import TrainingError
 
@@ -24,21 +24,24 @@ FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def shard(network: nn.Module, accelerator: Any) -> None:
-    """Share the parameters out over all processes, block by block, in place.
+    """Share the parameters out over all processes, block by block, in place: a block is gathered when it runs.
 
-    The containers of blocks are the `nn.Sequential` and `nn.ModuleList` children that hold the most parameters: a
-    network's stages. Each child of theirs is gathered when it runs and let go after.
+    Blocks are what the network's `nn.Sequential` and `nn.ModuleList` containers hold, at any depth.
     """
     if accelerator.num_processes < 2:
         raise TrainingError("sharding=fsdp needs several processes: start with torchrun or accelerate launch")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    policy = MixedPrecisionPolicy()
-    for _, module in network.named_children():
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            for block in module.children():
-                if any(p.requires_grad for p in block.parameters()):
-                    fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(network, mesh=mesh, mp_policy=policy)
+    for block in _blocks(network):
+        if any(p.requires_grad for p in block.parameters()):
+            fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, (nn.Sequential, nn.ModuleList)):
+            yield from (inner for inner in child.children() if not isinstance(inner, (nn.Sequential, nn.ModuleList)))
+            yield from _blocks(child)
 
 
 def full_state(network: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Tensor], Any]:

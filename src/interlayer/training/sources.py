@@ -85,6 +85,12 @@ class ArrayImages(Images):
         return Image.fromarray(self.pixels[index])
 
 
+def open_rgb(path: str | Path) -> Image.Image:
+    """An image file, read whole. Raises where it is none."""
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
 class FolderImages(Images):
     """A folder of class folders, each with its images at any depth."""
 
@@ -94,7 +100,8 @@ class FolderImages(Images):
         if not found:
             raise TrainingError(f"{root} holds no class folders: expected {root}/CLASS/IMAGE")
         self.classes = list(classes) if classes is not None else found
-        unusable: dict[str, str] = {}
+        loose = sorted(entry.path for entry in os.scandir(root) if entry.name.lower().endswith(IMG_EXTENSIONS))
+        unusable = dict.fromkeys(loose, "it lies outside the class folders")
         self.files: list[str] = []
         labels = []
         index = {name: i for i, name in enumerate(self.classes)}
@@ -120,12 +127,11 @@ class FolderImages(Images):
         return self.files[index]
 
     def open(self, index: int) -> Image.Image:
-        with Image.open(self.files[index]) as image:
-            return image.convert("RGB")
+        return open_rgb(self.files[index])
 
 
 def _files_under(folder: Path) -> Iterator[str]:
-    for path, folders, files in os.walk(folder):
+    for path, folders, files in os.walk(folder, followlinks=True):
         folders.sort()
         yield from (os.path.join(path, name) for name in sorted(files) if not name.startswith("."))
 
@@ -199,6 +205,10 @@ class Stream:
             )
         except Exception as error:
             raise TrainingError(f"{name}, split {split!r}, cannot be opened: {' '.join(str(error).split())}") from error
+        if not training:  # each process reads all of it, and takes its share of the batches
+            for attribute, value in (("dist_rank", 0), ("dist_num_replicas", 1)):
+                if hasattr(self.reader, attribute):
+                    setattr(self.reader, attribute, value)
         self.classes: list[str] = [str(i) for i in range(recipe.num_classes or 0)]
         if not self.classes:
             raise TrainingError(f"{name} is a stream, which does not tell its classes: give num_classes=N")
@@ -283,6 +293,11 @@ def _hold_out(data: Data, recipe: Recipe) -> None:
     if not recipe.validation:
         return
     assert isinstance(data.train, Images)
+    if data.validation is not None:
+        data.notes.append(
+            f"{recipe.data} has validation images: validation={recipe.validation:g} is not held out of training"
+        )
+        return
     total = len(data.train)
     count = round(recipe.validation if recipe.validation >= 1 else recipe.validation * total)
     if not 0 < count < total:
@@ -309,6 +324,9 @@ def _digits(problems: Problems) -> Data:
 def _synthetic(recipe: Recipe, problems: Problems) -> Data:
     """Noise of any size, to measure speed with."""
     options = {"images": 2048, "test_images": 256, "classes": 1000, "size": recipe.image_size or 224}
+    for key in recipe.data_options:
+        if key not in options:
+            raise TrainingError(f"synthetic data has no option {key!r}: {', '.join(options)}")
     options |= recipe.data_options
     generator = np.random.default_rng(0)
     count, size = int(options["images"]), int(options["size"])
