@@ -125,7 +125,6 @@ def test_recipes_are_listed_and_shown():
     assert all(name in listed.stdout for name in list_recipes())
     shown = run("recipes", "rla_cifar")
     assert shown.stdout.splitlines()[1].startswith("# interlayer train --recipe rla_cifar")
-    assert "on_bad_image: fail" in run("recipes", "rla_cifar", "--resolved").stdout
     assert "did you mean" in fails("recipes", "rla_cifr")
 
 

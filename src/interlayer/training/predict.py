@@ -142,9 +142,10 @@ class TrainedNetwork:
             with torch.no_grad():
                 probabilities = self.network(self.finish.normalise(pixels)).float().softmax(1)
             best = probabilities.topk(min(top, len(self.classes)), dim=1)
-            for place, values, classes in zip(
-                places.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
-            ):
+            rows = zip(places.tolist(), best.values.tolist(), best.indices.tolist(), strict=True)
+            for place, values, classes in rows:
+                if place < 0:  # fills up the last batch
+                    continue
                 found[place] = {
                     "image": images.name(place),
                     "classes": [
