@@ -45,6 +45,8 @@ def measure(recipe, runs: int, folder: Path) -> tuple[float, float, float]:
         if begun is None and len(in_second_epoch) == runs:
             torch.cuda.synchronize()
             begun = time.perf_counter()
+    if begun is None:
+        raise SystemExit("nothing was timed: the first epoch is left out, give epochs=2 or more")
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     rate = images / seconds

@@ -233,6 +233,21 @@ def test_one_bad_image_value_is_found_in_its_own_step(small, tmp_path, monkeypat
     trainer.close()
 
 
+def test_weights_that_are_not_finite_reach_no_checkpoint(small, tmp_path):
+    trainer = Trainer(small(epochs=2, checkpoint_steps=1), tmp_path / "run")
+    steps = trainer.run()
+    while next(steps).step != 2:
+        pass
+    trainer.optimizer.param_groups[0]["lr"] = float("inf")
+    trainer._set_lr = lambda epoch, step: None
+    with pytest.raises(TrainingError, match=r"not finite.*the last checkpoint is from before"):
+        list(steps)
+    trainer.close()
+    _, saved, state = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    assert state["position"] == [0, 2]
+    assert all(torch.isfinite(tensor).all() for tensor in saved["weights"].values())
+
+
 def test_two_runs_in_one_folder_refuse_each_other(small, tmp_path):
     lock = FolderLock(tmp_path / "run")
     with pytest.raises(TrainingError, match=r"run is in use by process \d+"):

@@ -581,6 +581,7 @@ class Trainer:
         if self.recipe.sharding == "fsdp":
             tensors, optimizer = full_state(self.network, self.optimizer)
         else:
+            self._check_weights(epoch)
             tensors, optimizer = self.network.state_dict(), self.optimizer.state_dict()
         own = {"random": random_state(self.device), "sums": self.sums.values.cpu(), "step": int(self.sums.step)}
         states = [own]
@@ -607,6 +608,15 @@ class Trainer:
             }
             self.checkpoints.save(epoch * self.batches.steps + step, self.network, weights, state)
         self.accelerator.wait_for_everyone()
+
+    def _check_weights(self, epoch: int) -> None:
+        """Keep an update that ruined the weights, after a loss that was still finite, out of the checkpoints."""
+        norms = torch.stack(torch._foreach_norm([p.detach() for p in self.network.parameters()]))
+        if not torch.isfinite(norms).all():
+            raise TrainingError(
+                f"the weights are not finite in epoch {epoch + 1}, learning rate {self.lr:.3g}; the last checkpoint is "
+                f"from before it. Lower lr or set clip_grad"
+            )
 
     def _restore(self) -> None:
         found = self.checkpoints.load() if self.main else None
