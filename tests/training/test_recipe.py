@@ -139,7 +139,7 @@ def test_learning_rates_are_those_of_the_paper(name, expected):
     import torch
     from timm.scheduler.scheduler import Scheduler
 
-    from interlayer.training.loop import make_scheduler
+    from interlayer.training.parts import make_scheduler
 
     recipe, steps = load_recipe(name), 100
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=recipe.scaled_lr)

@@ -17,8 +17,8 @@ from interlayer.hosts import attached_mechanisms
 from interlayer.training import Trainer, load_recipe
 from interlayer.training.augment import Finish
 from interlayer.training.batches import LoadedTrainBatches, ResidentTrainBatches, Share
-from interlayer.training.loop import make_scheduler
 from interlayer.training.network import build_network
+from interlayer.training.parts import make_scheduler
 from interlayer.training.recipe import Recipe, list_recipes
 
 NETWORKS = {  # a small network of the kind the recipe is for

@@ -21,8 +21,9 @@ import torch
 from ..analysis import Setting, count_flops, count_parameters, measure_memory
 from .files import TrainingError, make_folder, write_json
 from .logs import read_metrics
-from .loop import Progress, Stopped, Trainer, agreed, check_same_recipe, make_accelerator
+from .loop import Progress, Stopped, Trainer, agreed, check_same_recipe
 from .network import build_network, check_size, plain_name, preparation_of, split_name
+from .parts import make_accelerator
 from .recipe import Recipe
 from .sources import open_data
 

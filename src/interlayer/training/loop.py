@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -22,16 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 import torch.distributed
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list
 from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2
-from timm.scheduler import create_scheduler_v2
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -45,6 +40,7 @@ from .evaluation import Scores, evaluate_batches
 from .files import FolderLock, TrainingError, write_json, write_text
 from .logs import Logs, check_logs
 from .network import build_network, check_size, preparation_of
+from .parts import compiled, make_accelerator, make_optimizer, make_scheduler, set_precision, versions
 from .recipe import Recipe, differences, read_recipe
 from .sharding import full_state, load_full_state, load_full_weights, shard
 from .sources import Data, open_data
@@ -56,8 +52,6 @@ AGREE_STEPS = 20  # between agreements of several processes to stop
 MACHINE_KEYS = {  # may change when a run goes on: they do not change what is computed, but for the last bits
     "workers", "resident", "tensorboard", "wandb", "checkpoint_steps", "eval_batch_size", "compile", "cuda_graph",
 }  # fmt: skip
-FUSED = {"sgd", "momentum", "adam", "adamw"}  # optimisers whose PyTorch form has one kernel for all parameters
-TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # of inductor
 
 
 class Stopped(Exception):  # noqa: N818  not an error: the run was asked to stop and did
@@ -193,7 +187,7 @@ class Trainer:
     def _set_up(self, report: Callable[[str, int, int], None]) -> None:
         recipe = self.recipe
         check_logs(recipe)
-        _set_precision(recipe)
+        set_precision(recipe)
         self._seed("weights")
         self.data = self.data or open_data(recipe)
         self.classes = self.data.classes
@@ -218,7 +212,7 @@ class Trainer:
             shard(self.network, self.accelerator)
         if self.accelerator.scaler is not None:  # one of its own: runs of a comparison share the accelerator
             self.accelerator.scaler = torch.amp.GradScaler(self.device.type)
-        self.optimizer = self._optimizer()
+        self.optimizer = make_optimizer(recipe, self.network, self.device)
         self.scheduler = make_scheduler(recipe, self.optimizer, self.batches.steps)
         self.stepper = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
         self.ema = ModelEmaV3(self.network, decay=recipe.ema) if recipe.ema else None
@@ -230,7 +224,7 @@ class Trainer:
             self.trained
         )  # evaluation runs the plain network: compiling it too takes longer than it saves
         if recipe.compile != "no":
-            self.run_model = _compiled(self.trained, recipe.compile)
+            self.run_model = compiled(self.trained, recipe.compile)
         self.soft_loss = SoftTargetCrossEntropy()
         self.sums = Sums.zeros(self.device)
         self._seed("steps", self.share.rank)
@@ -258,27 +252,6 @@ class Trainer:
             self.data.problems,
             report,
         )
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        recipe = self.recipe
-        options = dict(recipe.optimizer_options)
-        if self.device.type == "cuda" and recipe.optimizer in FUSED and recipe.sharding == "none":
-            options.setdefault("fused", True)
-        try:
-            return create_optimizer_v2(
-                self.network,
-                opt=recipe.optimizer,
-                lr=recipe.scaled_lr,
-                weight_decay=recipe.weight_decay,
-                momentum=recipe.momentum,
-                filter_bias_and_bn=not recipe.decay_norms_and_biases,
-                **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()},
-            )
-        except (ValueError, TypeError, AssertionError, RuntimeError) as error:
-            known = ", ".join(sorted(timm.optim.list_optimizers()))
-            raise TrainingError(
-                f"optimizer={recipe.optimizer} cannot be made: {reason(error)}; timm knows {known}"
-            ) from error
 
     # Running
 
@@ -735,78 +708,6 @@ def check_same_recipe(folder: Path, recipe: Recipe) -> None:
     if changed:
         listed = ", ".join(f"{key} {before!r} -> {now!r}" for key, (before, now) in changed.items())
         raise TrainingError(f"{folder} holds a run of another recipe ({listed}): choose another folder")
-
-
-def _compiled(network: nn.Module, how: str) -> Any:
-    if how == "default":
-        return torch.compile(network)
-    from torch._inductor import select_algorithm
-
-    select_algorithm.PRINT_AUTOTUNE = False  # pages of it, over the progress bars
-    return torch.compile(network, options=TUNED)
-
-
-def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    """timm's schedule of the learning rate; None where it never changes."""
-    if recipe.schedule == "constant" and not recipe.warmup_epochs:
-        return None
-    by_epoch = recipe.schedule_on == "epoch"
-    scheduler, _ = create_scheduler_v2(
-        optimizer,
-        sched={"constant": "multistep"}.get(recipe.schedule, recipe.schedule),
-        num_epochs=recipe.epochs,
-        decay_epochs=recipe.decay_epochs,  # type: ignore[arg-type]
-        # timm's multistep looks one epoch ahead: it would decay at the start of epoch 149 for a milestone of 150
-        decay_milestones=[] if recipe.schedule == "constant" else [m + by_epoch for m in recipe.milestones],
-        decay_rate=recipe.decay_rate,
-        min_lr=recipe.scaled_min_lr,
-        warmup_lr=recipe.warmup_lr,
-        warmup_epochs=recipe.warmup_epochs,  # type: ignore[arg-type]
-        step_on_epochs=by_epoch,
-        updates_per_epoch=steps,
-    )
-    return scheduler
-
-
-def make_accelerator(recipe: Recipe) -> Accelerator:
-    """Processes, devices and mixed precision, from accelerate."""
-    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(recipe.precision, "no")
-    if recipe.device == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("device=cuda: torch sees no GPU here, use device=cpu")
-    if recipe.device not in (None, "cpu", "cuda"):
-        raise TrainingError(
-            f"device must be cpu or cuda, got {recipe.device!r}; choose among GPUs with CUDA_VISIBLE_DEVICES"
-        )
-    cpu = recipe.device == "cpu" or not torch.cuda.is_available()
-    if precision == "fp16" and cpu:
-        raise TrainingError("precision=float16 needs a GPU: use bfloat16 or float32 on the CPU")
-    if AcceleratorState._shared_state:  # runs that follow each other in one process may differ in precision
-        AcceleratorState._reset_state(reset_partial_state=AcceleratorState().num_processes == 1)
-    return Accelerator(mixed_precision=precision, cpu=cpu)
-
-
-def _set_precision(recipe: Recipe) -> None:
-    allowed = recipe.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
-    torch.backends.cudnn.benchmark = torch.cuda.is_available() and not recipe.deterministic
-    if recipe.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    torch.use_deterministic_algorithms(recipe.deterministic, warn_only=True)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version()}
-    for name in ("interlayer", "torch", "torchvision", "timm", "accelerate", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "from source"
-    return found
 
 
 def train(
