@@ -65,7 +65,6 @@ def compare(
     if not is_main_process():
         return
     report = write_comparison_report(comparison)
-    folder = comparison.folder
     console = Console(width=None if Console().is_terminal else 150)
     table = Table("network", *TABLE_HEAD, caption=table_note(comparison))
     for column in table.columns[1:]:

@@ -1,7 +1,6 @@
 """Models by name, with an error that helps where there is none of that name."""
 
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any
 
 
@@ -9,14 +8,9 @@ def create(name: str, **options: Any) -> Any:
     """`timm.create_model`, with the nearest names in the error for an unknown one."""
     import timm
 
-    import interlayer  # noqa: F401  registers its models
+    from interlayer.models import check_name
 
-    architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        near = get_close_matches(architecture, timm.list_models(), n=3)
-        raise ValueError(f"unknown model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
-    if tag and name not in timm.list_models(f"{architecture}.*", pretrained=True):
-        raise ValueError(f"unknown weights {tag!r} of {architecture!r}")
+    check_name(name)
     try:
         return timm.create_model(name, **options)
     except (TypeError, RuntimeError) as error:

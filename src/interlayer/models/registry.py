@@ -1,6 +1,9 @@
 """Which models this library registers with timm, and what each one extends."""
 
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
+
+import timm
 
 from . import ceit, preresnet
 from .mrla import ROWS
@@ -13,6 +16,16 @@ def list_models(pattern: str = "*") -> list[str]:
     ['resnet50_mla', 'resnet50_mrla_base', 'resnet50_mrla_light', 'resnet50_mrla_linear']
     """
     return sorted(name for name in (*ROWS, *ceit.default_cfgs, *preresnet.default_cfgs) if fnmatchcase(name, pattern))
+
+
+def check_name(name: str) -> None:
+    """Refuse a name, NAME or NAME.TAG, that timm does not know, with the nearest ones."""
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        near = get_close_matches(architecture, timm.list_models(), n=3)
+        raise ValueError(f"unknown model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    if tag and name not in timm.list_models(f"{architecture}.*", pretrained=True):
+        raise ValueError(f"unknown weights {tag!r} of {architecture!r}")
 
 
 def backbone_of(name: str) -> str:

@@ -100,6 +100,13 @@ def mixed_seed(purpose: str, *parts: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0]) % 2**63
 
 
+def seed_libraries(seed: int) -> None:
+    """Seed the three libraries that networks and transforms draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
     """The order of an epoch. With repeated augmentation each image comes `repeats` times in a row, and the epoch keeps
     its length: it shows a part of the images (Hoffer et al., 2020)."""
@@ -113,9 +120,12 @@ def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
 class TrainBatches:
     """What the loop needs of training data: steps of an epoch, and their batches from any step on."""
 
-    steps: int
-    share: int  # images of a batch that this process takes
     exact_resume = True  # whether an epoch can be entered in its middle
+
+    def __init__(self, count: int, recipe: Recipe, finish: Finish, part: Share, device: torch.device) -> None:
+        self.recipe, self.finish, self.part, self.device = recipe, finish, part, device
+        self.steps, self.share = _step_sizes(count, recipe, part)  # of an epoch; images that this process takes of each
+        self.generator = torch.Generator(device)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Batches of an epoch, as `prepare` takes them."""
@@ -123,7 +133,8 @@ class TrainBatches:
 
     def prepare(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Images and targets on the device, augmented."""
-        raise NotImplementedError
+        pixels, labels = batch
+        return self.finish(pixels, labels, self.generator)
 
     def names(self, epoch: int, step: int) -> list[str]:
         """The images of a batch of this process, by name."""
@@ -131,6 +142,7 @@ class TrainBatches:
 
     def seed(self, epoch: int, step: int) -> None:
         """Make the draws of `prepare` those of this step."""
+        self.generator.manual_seed(mixed_seed("batch", self.recipe.seed, epoch, step, self.part.rank))
 
 
 class EvalBatches:
@@ -228,20 +240,15 @@ class ResidentTrainBatches(TrainBatches):
     """Batches gathered and augmented on the device: a batch is the indices of its images."""
 
     def __init__(self, images: ResidentImages, recipe: Recipe, finish: Finish, share: Share) -> None:
-        self.images, self.recipe, self.finish, self.part = images, recipe, finish, share
-        self.steps, self.share = _step_sizes(len(images), recipe, share)
-        self.generator = torch.Generator(images.pixels.device)
+        super().__init__(len(images), recipe, finish, share, images.pixels.device)
+        self.images = images
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
         order = epoch_order(len(self.images), self.recipe, epoch)[: self.steps * self.recipe.batch_size]
         mine = order.view(self.steps, self.part.processes, self.share)[:, self.part.rank]
-        device = self.images.pixels.device
-        if device.type == "cuda":
-            mine = mine.pin_memory().to(device, non_blocking=True)
+        if self.device.type == "cuda":
+            mine = mine.pin_memory().to(self.device, non_blocking=True)
         yield from mine[start:]
-
-    def seed(self, epoch: int, step: int) -> None:
-        self.generator.manual_seed(mixed_seed("batch", self.recipe.seed, epoch, step, self.part.rank))
 
     def prepare(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         padding = self.recipe.padding if self.recipe.crop == "padded" else 0
@@ -257,7 +264,7 @@ class ResidentTrainBatches(TrainBatches):
 class ResidentEvalBatches(EvalBatches):
     def __init__(self, images: ResidentImages, batch_size: int, share: Share) -> None:
         self.images, self.count = images, len(images)
-        self.batch_size = min(batch_size, -(-self.count // share.processes))
+        self.batch_size = min(batch_size, math.ceil(self.count / share.processes))
         self.indices = _eval_places(self.count, self.batch_size, share).to(images.pixels.device)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -314,9 +321,7 @@ class _LoadedImages(Dataset):
 def _own_draws(seed: int) -> Iterator[None]:
     """Random numbers from `seed` inside the `with` block, for the three libraries that transforms draw from."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_libraries(seed)
     try:
         yield
     finally:
@@ -398,10 +403,8 @@ class LoadedTrainBatches(TrainBatches):
         device: torch.device,
         problems: Problems,
     ) -> None:
-        self.images, self.recipe, self.finish, self.part, self.device = images, recipe, finish, share, device
-        self.problems = problems
-        self.steps, self.share = _step_sizes(len(images), recipe, share)
-        self.generator = torch.Generator(device)
+        super().__init__(len(images), recipe, finish, share, device)
+        self.images, self.problems = images, problems
         self.sampler = _Places(images, recipe, self.steps, self.share, share)
         dataset = _LoadedImages(images, preparation.training(recipe))
         self.loader = _loader(dataset, recipe.workers, device, batch_sampler=self.sampler, collate_fn=_collate)
@@ -413,12 +416,6 @@ class LoadedTrainBatches(TrainBatches):
             if pixels is None:
                 raise TrainingError(f"no image of a batch can be read; the first is {unusable[0].name}")
             yield pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-
-    def seed(self, epoch: int, step: int) -> None:
-        self.generator.manual_seed(mixed_seed("batch", self.recipe.seed, epoch, step, self.part.rank))
-
-    def prepare(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.finish(*batch, self.generator)
 
     def names(self, epoch: int, step: int) -> list[str]:
         self.sampler.epoch = epoch
@@ -526,10 +523,8 @@ class StreamTrainBatches(TrainBatches):
         self, stream: Stream, recipe: Recipe, preparation: Preparation, finish: Finish, share: Share,
         device: torch.device, problems: Problems,
     ) -> None:  # fmt: skip
-        self.stream, self.recipe, self.finish, self.part, self.device = stream, recipe, finish, share, device
-        self.problems = problems
-        self.steps, self.share = _step_sizes(len(stream), recipe, share)
-        self.generator = torch.Generator(device)
+        super().__init__(len(stream), recipe, finish, share, device)
+        self.stream, self.problems = stream, problems
         dataset = _StreamedImages(stream, preparation.training(recipe), finish.classes)
         if hasattr(stream.reader, "set_loader_cfg"):
             stream.reader.set_loader_cfg(num_workers=max(1, recipe.workers))
@@ -555,9 +550,6 @@ class StreamTrainBatches(TrainBatches):
                     f"it needs at least as many shards as processes x workers, and images that can be read"
                 )
             yield pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-
-    seed = LoadedTrainBatches.seed
-    prepare = LoadedTrainBatches.prepare  # type: ignore[assignment]
 
     def names(self, epoch: int, step: int) -> list[str]:
         return [f"{self.stream.name} ({self.stream.split})"]
@@ -593,13 +585,11 @@ def train_batches(
     device: torch.device, problems: Problems, report: Report = lambda *_: None,
 ) -> TrainBatches:  # fmt: skip
     """Training batches of a source, in the way that suits source and recipe."""
-    if isinstance(images, Stream):
-        if recipe.resident == "yes":
-            raise TrainingError("resident=yes: the images cannot be kept on the device, they are a stream")
-        return StreamTrainBatches(images, recipe, preparation, finish, share, device, problems)
     why_not = can_be_resident(images, recipe, preparation.size)
     if recipe.resident == "yes" and why_not:
         raise TrainingError(f"resident=yes: the images cannot be kept on the device, {why_not}")
+    if isinstance(images, Stream):
+        return StreamTrainBatches(images, recipe, preparation, finish, share, device, problems)
     if recipe.resident != "no" and not why_not:
         whole = dataclasses.replace(preparation, crop_pct=1.0)  # training crops for itself
         return ResidentTrainBatches(_resident(images, whole, device, problems, report), recipe, finish, share)

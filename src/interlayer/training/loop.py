@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 import torch.nn.functional as F
@@ -34,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..hosts.probe import reason
 from ..models.checkpoints import save_weights
 from .augment import Finish
-from .batches import EvalBatches, ResidentTrainBatches, Share, eval_batches, mixed_seed, train_batches
+from .batches import EvalBatches, ResidentTrainBatches, Share, eval_batches, mixed_seed, seed_libraries, train_batches
 from .checkpoint import Checkpoints, random_state, restore_random_state
 from .evaluation import Scores, evaluate_batches
 from .files import FolderLock, TrainingError, write_json, write_text
@@ -220,11 +218,8 @@ class Trainer:
         if recipe.sharding == "none" and self.share.processes > 1:
             devices = [self.device.index] if self.device.type == "cuda" else None
             self.trained = DistributedDataParallel(self.network, device_ids=devices)
-        self.run_model: Any = (
-            self.trained
-        )  # evaluation runs the plain network: compiling it too takes longer than it saves
-        if recipe.compile != "no":
-            self.run_model = compiled(self.trained, recipe.compile)
+        # evaluation runs the plain network: compiling that too takes longer than it saves
+        self.run_model: Any = self.trained if recipe.compile == "no" else compiled(self.trained, recipe.compile)
         self.soft_loss = SoftTargetCrossEntropy()
         self.sums = Sums.zeros(self.device)
         self._seed("steps", self.share.rank)
@@ -235,10 +230,7 @@ class Trainer:
         self.logs = Logs(self.folder, recipe, self.rows) if self.main else None
 
     def _seed(self, purpose: str, *parts: int) -> None:
-        seed = mixed_seed(purpose, self.recipe.seed, *parts)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        seed_libraries(mixed_seed(purpose, self.recipe.seed, *parts))
 
     def _eval_batches(self, images: Any, report: Callable[[str, int, int], None] = lambda *_: None) -> EvalBatches:
         assert self.data is not None
@@ -514,10 +506,8 @@ class Trainer:
             raise Stopped(f"stopped at the end of epoch {epoch + 1}")
 
     def _evaluate(self, batches: EvalBatches, predictions: bool = False) -> Iterator[Scores]:
-        averaged = self.ema is not None
-        network = self.ema.module if self.ema is not None else self.network
+        network = self.evaluated_network
         self._agree_on_buffers(network)
-        modes = network.training
         network.eval()
         try:
             yield from evaluate_batches(
@@ -530,7 +520,12 @@ class Trainer:
                 predictions=predictions,
             )
         finally:
-            network.train(modes and not averaged)
+            self.network.train()
+
+    @property
+    def evaluated_network(self) -> nn.Module:
+        """The moving average where there is one."""
+        return self.ema.module if self.ema is not None else self.network
 
     def _agree_on_buffers(self, network: nn.Module) -> None:
         """Give all processes the first one's batch norm statistics, which drift apart."""
@@ -540,11 +535,11 @@ class Trainer:
 
     # Checkpoints
 
-    def _weights(self, averaged: bool = True) -> dict[str, Tensor]:
-        """Weights of the whole network, the moving average where there is one and it is asked for."""
-        if averaged and self.ema is not None:
-            return self.ema.module.state_dict()
-        return full_state(self.network, None)[0] if self.recipe.sharding == "fsdp" else self.network.state_dict()
+    def _weights(self) -> dict[str, Tensor]:
+        """Weights of the whole network that is evaluated."""
+        if self.recipe.sharding == "fsdp":
+            return full_state(self.network, None)[0]
+        return self.evaluated_network.state_dict()
 
     def _save(self, position: tuple[int, int]) -> None:
         epoch, step = position
@@ -650,7 +645,7 @@ class Trainer:
         if self.recipe.sharding == "fsdp":
             load_full_weights(self.network, tensors)
         else:
-            (self.ema.module if self.ema is not None else self.network).load_state_dict(tensors)
+            self.evaluated_network.load_state_dict(tensors)
 
     def _summary(self, scores: Scores, chosen: int) -> dict[str, Any]:
         assert self.data is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 import timm
@@ -28,10 +27,10 @@ def build_network(recipe: Recipe, classes: int) -> nn.Module:
     if not recipe.model:
         raise RecipeError("the recipe names no model: give --model NAME, or NAME+MECHANISM to attach layer attention")
     name, mechanism = split_name(recipe.model)
-    architecture = name.split(".")[0]
-    if not timm.is_model(architecture):
-        near = get_close_matches(architecture, timm.list_models(), n=3)
-        raise RecipeError(f"unknown model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    try:
+        models.check_name(name)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
     options: dict[str, Any] = {**recipe.model_options}
     if recipe.drop_rate:
         options["drop_rate"] = recipe.drop_rate
