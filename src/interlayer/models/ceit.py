@@ -19,6 +19,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
+from .classifier import Classifier
 from .config import default_config
 
 Grid = tuple[int, int]
@@ -93,7 +94,7 @@ class ClassTokenAttention(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-class CeiT(nn.Module):
+class CeiT(Classifier):
     """timm's interface throughout: `forward_features`, `forward_head`, `forward_intermediates`, `feature_info`."""
 
     def __init__(
@@ -117,10 +118,9 @@ class CeiT(nn.Module):
         if patch_size % 4:
             raise ValueError(f"patch_size must be a multiple of the stem's stride 4, got {patch_size}")
         self.num_classes = num_classes
-        self.global_pool = _checked_pool(global_pool)
+        self.global_pool = self.pool_of(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_prefix_tokens = 1
-        self.grad_checkpointing = False
         self.patch_embed = HybridEmbed(
             ImageToTokens(in_chans), img_size, patch_size=patch_size // 4, in_chans=in_chans, embed_dim=embed_dim
         )
@@ -152,18 +152,10 @@ class CeiT(nn.Module):
             "blocks": [(r"^blocks\.(\d+)", None), (r"^layer_embed|class_attention|norm", (99999,))],
         }
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = _checked_pool(global_pool)
-        self.head = nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity()
-        self.head.to(self.cls_token.device, self.cls_token.dtype)
+    def pool_of(self, global_pool: str) -> str:
+        if global_pool not in ("token", ""):
+            raise ValueError(f"CeiT classifies its class token: global_pool must be 'token' or '', got {global_pool!r}")
+        return global_pool
 
     def _embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         grid = self.patch_embed.grid_size
@@ -239,15 +231,6 @@ class CeiT(nn.Module):
             x = x[:, 0]
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-
-def _checked_pool(global_pool: str) -> str:
-    if global_pool not in ("token", ""):
-        raise ValueError(f"CeiT classifies its class token: global_pool must be 'token' or '', got {global_pool!r}")
-    return global_pool
 
 
 def _init_linear(module: nn.Module) -> None:

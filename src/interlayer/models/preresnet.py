@@ -25,6 +25,7 @@ from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint_seq
 from torch import Tensor, nn
 
+from .classifier import Classifier
 from .config import default_config
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -62,7 +63,7 @@ class PreActBlock(nn.Module):
         return self.shortcut(x) + y
 
 
-class PreActResNet(nn.Module):
+class PreActResNet(Classifier):
     """A pre-activated ResNet of three stages for small images.
 
     Args:
@@ -88,7 +89,6 @@ class PreActResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.num_classes = num_classes
-        self.grad_checkpointing = False
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
         )
@@ -106,7 +106,7 @@ class PreActResNet(nn.Module):
         self.depth = len(stages)  # of the whole network: the last norm belongs to the last stage, pruned or not
         self.norm: nn.Module = nn.BatchNorm2d(channels)
         self.num_features = self.head_hidden_size = channels
-        self.global_pool = SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
+        self.global_pool = self.pool_of(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(channels, num_classes) if num_classes else nn.Identity()
         for module in self.modules():
@@ -117,19 +117,8 @@ class PreActResNet(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else [(r"^stages\.(\d+)\.(\d+)", None)]}
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        first = next(self.stem.parameters())
-        self.head.to(first.device, first.dtype)
+    def pool_of(self, global_pool: str) -> nn.Module:
+        return SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
 
     def _run_stage(self, stage: nn.Module, x: Tensor) -> Tensor:
         if self.grad_checkpointing and self.training:
@@ -182,9 +171,6 @@ class PreActResNet(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.head_drop(self.global_pool(x))
         return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
 
 
 # Depth = 6 n + 2 for blocks of two convolutions, 9 n + 2 for bottlenecks.
