@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import compare, convert, demo, evaluate, models, predict, profile, recipes, tables, train
+from . import compare, convert, demo, evaluate, models, plot, predict, profile, recipes, tables, train
 
 app = typer.Typer(
     name="interlayer",
@@ -31,6 +31,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(plot.plot, name="plot")
 
 
 def _print_version(wanted: bool) -> None:

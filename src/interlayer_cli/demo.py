@@ -30,6 +30,10 @@ def demo(
     torch.manual_seed(seed)
     plain = create(backbone)
     attached = interlayer.attach(create(backbone), mechanism)
+    figure = interlayer.plot_layer_scores(
+        interlayer.layer_scores(attached, _photograph(attached)),
+        title=f"Which layer reads which: {backbone} + {mechanism}, untrained",
+    )
     output.mkdir(parents=True, exist_ok=True)
     console = Console()
     models = (plain, attached)
@@ -45,10 +49,6 @@ def demo(
         table.add_row(name, form.format(without), form.format(with_attention), f"{ratio:.3f}")
     console.print(table)
 
-    figure = interlayer.plot_layer_scores(
-        interlayer.layer_scores(attached, _photograph(attached)),
-        title=f"Which layer reads which: {backbone} + {mechanism}, untrained",
-    )
     picture = output / f"{backbone}_{mechanism}_scores.png"
     figure.savefig(picture, dpi=150)
     console.print(f"attention scores drawn in {picture}")

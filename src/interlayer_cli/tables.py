@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 
-def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla.")] = "mrla") -> None:
+def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla or rla.")] = "mrla") -> None:
     """Print a paper's parameters and FLOPs beside those counted here; exit 1 if a row that should agree does not.
 
-    Parameters in millions, FLOPs in billions of multiply-adds. The FLOPs compared are counted by the papers'
-    convention; those of torch's own counter are shown. A figure marked * is one that no reading reproduces:
-    docs/deviations.md says what was tried.
+    Parameters and multiply-adds in the paper's units: millions and billions, which RLA's ImageNet tables count as 2^20
+    and 2^30. The FLOPs compared are counted by the papers' convention; those of torch's own counter are shown. A figure
+    marked * is one that no reading reproduces: docs/deviations.md says what was tried.
 
-    Example: `interlayer tables mrla`
+    Example: `interlayer tables rla`
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -34,18 +34,19 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla.")] = "mrl
         for counted in count_rows(paper):
             row = counted.row
             progress.update(task, advance=1, description=row.label)
+            units = row.units
             table.add_row(
                 row.table,
                 row.label,
                 row.model,
-                f"{row.parameters:.1f}",
-                f"{counted.parameters:.3f}",
+                _figure(row.parameters, units.parameter_decimals),
+                _figure(counted.parameters, 3),
                 _difference(row.parameters, counted.parameters, counted.parameters_agree, row.parameters_differ),
-                f"{row.flops:.1f}",
-                f"{counted.flops:.3f}",
+                _figure(row.flops, units.flop_decimals),
+                _figure(counted.flops, 3),
                 _difference(row.flops, counted.flops, counted.flops_agree, row.flops_differ),
-                f"{counted.torch_flops:.3f}",
-                "" if row.top1 is None else f"{row.top1:.1f}",
+                _figure(counted.torch_flops, 3),
+                _figure(row.top1, 1),
             )
             unexplained += [f"table {row.table}, {row.label}: {what}" for what in counted.unexplained]
     Console(width=None if Console().is_terminal else 190).print(table)
@@ -56,6 +57,10 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla.")] = "mrl
     typer.echo(f"{len(rows)} rows: every figure that should agree does.")
 
 
-def _difference(printed: float, counted: float, agrees: bool, reason: str) -> str:
-    difference = f"{counted - printed:+.3f}"
+def _figure(value: float | None, decimals: int) -> str:
+    return "" if value is None else f"{value:.{decimals}f}"
+
+
+def _difference(printed: float | None, counted: float | None, agrees: bool, reason: str) -> str:
+    difference = "" if printed is None or counted is None else f"{counted - printed:+.3f}"
     return difference if agrees else f"[yellow]{difference} *[/]" if reason else f"[red]{difference} ![/]"

@@ -9,11 +9,12 @@ import pytest
 import timm
 import torch
 from command_line import fails, run
+from PIL import Image
 from safetensors import safe_open
 
 import interlayer
 
-COMMANDS = ["train", "compare", "evaluate", "predict", "recipes", "models", "tables", "convert", "profile", "demo"]
+COMMANDS = ["train", "compare", "evaluate", "predict", "recipes", "models", "tables", "convert", "profile", "demo", "plot"]
 
 
 def test_help_is_quick_and_names_every_command():
@@ -58,7 +59,26 @@ def test_tables():
     assert result.returncode == 0, result.stderr
     assert "every figure that should agree does" in result.stdout
     assert "4.178" in result.stdout
-    assert "unknown paper 'nobody', expected one of mrla" in fails("tables", "nobody")
+    assert "unknown paper 'nobody', expected one of mrla, rla" in fails("tables", "nobody")
+
+
+def test_plot_of_shared_weights(tmp_path):
+    """A picture and the fits of both forms; a checkpoint without such weights, or a picture that exists, is refused."""
+    for sharing in ("lag", "ordinal"):
+        model = timm.create_model(f"densenet100_cifar_shared_{sharing}")
+        interlayer.save_weights(model, tmp_path / f"{sharing}.safetensors")
+    files = [str(tmp_path / f"{sharing}.safetensors") for sharing in ("lag", "ordinal")]
+    picture = tmp_path / "weights.png"
+    result = run("plot", "shared-weights", *files, "--output", str(picture))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("ordinal") >= 3
+    with Image.open(picture) as image:
+        assert image.size[0] > 800
+    assert "exists; give --overwrite" in fails("plot", "shared-weights", files[0], "--output", str(picture))
+    interlayer.save_weights(timm.create_model("preresnet20_cifar"), tmp_path / "other.safetensors")
+    missing = fails("plot", "shared-weights", str(tmp_path / "other.safetensors"), "--output", str(tmp_path / "b.png"))
+    assert "has no shared 1x1 weights" in missing
+    assert not (tmp_path / "b.png").exists()
 
 
 def test_tables_exits_1_on_a_difference():

@@ -278,16 +278,24 @@ def test_residual_parts_are_timms_block():
     """`hosts/residual.py` follows timm's forward; were timm to change it, published checkpoints would drift."""
     from interlayer.hosts import residual
 
-    for name in ("resnet18", "resnet26d", "seresnet50", "skresnet18"):
-        model = timm.create_model(name, num_classes=5).eval()
-        block = model.layer2[0]
-        x = torch.randn(1, 64 if name in ("resnet18", "skresnet18") else 256, 8, 8)
-        if name == "skresnet18":
-            assert not residual.projects(block), "a block of another class must not be taken for timm's own"
-            continue
-        output, shortcut = residual.output_and_shortcut(block, x)
-        torch.testing.assert_close(output, block(x))
-        torch.testing.assert_close(shortcut, block.downsample(x))
+    blocks = [timm.create_model(name, num_classes=5).layer2[0] for name in ("resnet18", "resnet26d", "seresnet50")]
+    mobile = timm.create_model("mobilenetv2_100", num_classes=5)
+    blocks += [mobile.blocks[0][0], mobile.blocks[1][0], mobile.blocks[1][1]]
+    for block in blocks:
+        channels = next(p for p in block.parameters() if p.dim() == 4).shape[1]
+        x = torch.randn(1, 32 if channels == 1 else channels, 8, 8)
+        block.eval()
+        parts = residual.run_parts(block, x)
+        torch.testing.assert_close(parts.output, block(x.clone()))
+        skips = getattr(block, "has_skip", True)
+        shortcut = (getattr(block, "downsample", None) or torch.nn.Identity())(x) if skips else None
+        if shortcut is None:
+            assert parts.shortcut is None
+        else:
+            torch.testing.assert_close(parts.shortcut, shortcut)
+    selective = timm.create_model("skresnet18", num_classes=5).layer2[0]
+    assert not residual.projects(selective), "a block of another class must not be taken for timm's own"
+    assert "SelectiveKernelBasic" in residual.objection(selective)
 
 
 def test_published_light_reads_the_projected_shortcut():

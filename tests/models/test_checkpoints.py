@@ -4,13 +4,16 @@ import errno
 import importlib.util
 import json
 import os
+import re
 
 import numpy as np
 import pytest
 import timm
 import torch
+from torch import nn
 
 import interlayer
+from interlayer.hosts import attached_blocks
 from interlayer.models import checkpoints
 
 PUBLISHED = {
@@ -18,6 +21,11 @@ PUBLISHED = {
     "mrla_resnet50_base": "resnet50_mrla_base",
     "mrla_deit_tiny_light": "deit_tiny_mrla_light",
     "mrla_deit_tiny_base": "deit_tiny_mrla_base",
+    "rla_resnet50": "resnet50_rla",
+    "rlav3_resnet50": "resnet50_rla_v3",
+    "rlaus_resnet50": "resnet50_rla_unshared",
+    "rlalstm_resnet50": "resnet50_rla_convlstm",
+    "dsrla_mobilenetv2_k32": "mobilenetv2_rla",
 }
 OURS_TO_PUBLISHED = (
     (".mrla.decay", ".mrla.lambda_t"),
@@ -82,6 +90,112 @@ def test_other_sizes_and_families_convert_too(name):
     assert converted.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
         assert torch.equal(converted[key], value)
+
+
+def as_published_rla(model):
+    """The state dict of an RLA model as the authors' program would have written it, blocks' weights reading [x, h]."""
+    state = dict(model.state_dict())
+    mobile = "conv_head.weight" in state
+    published = {}
+    places = {name: block.interlayer_state for name, block in attached_blocks(model)}
+    for name, place in places.items():
+        prefix = f"rla.stages.{place.stage}.exchanges.{place.index}."
+        if mobile:
+            expanded = f"{name}.conv_pwl.weight" in state
+            norm, last = ("bn2", "conv_pwl") if expanded else ("bn1", "conv_pw")
+            joins = {"conv_dw": ("0.", 0), norm: ("1.", 0), last: ("3.", 1)}
+        else:
+            joins = {"conv1": ("", 1)}
+        for ours, (part, dim) in joins.items():
+            for key in [k for k in state if k.startswith(prefix + part) and "." not in k.removeprefix(prefix + part)]:
+                other, target = state.pop(key), f"{name}.{ours}.{key.rpartition('.')[2]}"
+                if other.dim():
+                    state[target] = torch.cat((state[target], other), dim)
+    widths = [0]
+    for stage in model.rla.stages:
+        widths.append(widths[-1] + len(stage.compress))
+    inverted = {
+        "conv_pw": "conv1x1.0",
+        "bn1": "conv1x1.1",
+        "conv_dw": "conv.0.0",
+        "bn2": "conv.0.1",
+        "conv_pwl": "conv.1",
+        "bn3": "conv.2",
+        "eca_gate.attention": "conv.3",
+    }
+    first = {
+        "conv_dw": "conv.0.0",
+        "bn1": "conv.0.1",
+        "conv_pw": "conv.1",
+        "bn2": "conv.2",
+        "eca_gate.attention": "conv.3",
+    }
+    shared = model.rla.stages[0].shared
+    by_place = {(place.stage, place.index): name for name, place in places.items()}
+    for name, tensor in state.items():
+        if found := re.match(r"(blocks|layer)\.?(\d+)\.(\d+)\.(.+)$", name):
+            stage = int(found[2]) - (0 if mobile else 1)
+            inner = found[4]
+            if mobile:
+                names = first if stage == 0 else inverted
+                ours = next(key for key in names if inner.startswith(f"{key}."))
+                inner = names[ours] + inner.removeprefix(ours)
+            else:
+                inner = inner.replace("se.conv", "eca.conv").replace("se.fc1", "se.fc.0").replace("se.fc2", "se.fc.2")
+            name = f"stages.{stage}.{found[3]}.{inner}"
+        elif found := re.match(r"rla\.stages\.(\d+)\.(\w+)\.(\d+)\.(.+)$", name):
+            stage, what, index, rest = int(found[1]), found[2], int(found[3]), found[4]
+            block = by_place.get((stage, index), "")
+            there = re.sub(r"blocks\.|layer", "", block).split(".")
+            if not shared:
+                inner = {"compress": "conv_out", "recurrent": "recurrent_conv", "norms": "bn_rla"}[what]
+                name = f"stages.{int(there[0]) - 1}.{there[1]}.{inner}.{rest}"
+            elif what == "compress":
+                name = f"conv_outs.{widths[stage] + index}.{rest}"
+            elif what == "recurrent":
+                rest = rest.replace("gates", "conv" if model.rla.cell == "convlstm" else "conv_gates")
+                name = f"recurrent_convs.{stage}.{rest.replace('candidate', 'conv_can')}"
+            else:
+                name = f"stage_bns.{int(there[0]) - (0 if mobile else 1)}.{there[1]}.{rest}"
+        elif name.startswith("rla.recurrent."):
+            published |= {f"recurrent_dsconvs.{i}.weight": tensor for i in range(5)}
+            continue
+        elif name.startswith("rla.norm."):
+            name = name.replace("rla.norm", "bn2")
+        elif mobile:
+            if name == "rla.join.weight":
+                continue
+            if name == "conv_head.weight":
+                tensor = torch.cat((tensor, state["rla.join.weight"]), 1)
+            renames = {"conv_stem": "conv1.0", "bn1": "conv1.1", "conv_head": "conv2.0", "bn2": "conv2.1"}
+            module, _, kind = name.rpartition(".")
+            name = f"{renames.get(module, 'classifier.1')}.{kind}"
+        published[name] = tensor
+    return published
+
+
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    [
+        (f"resnet50_rla_{variant}", "published")
+        for variant in ("v2", "v4", "v5", "v6", "no_exchange", "postact", "convgru")
+    ]
+    + [(name, "published") for name in ("resnet101_rla", "resnet50_eca_rla", "resnet50_se_rla", "mobilenetv2_eca_rla")],
+)
+def test_other_published_rla_models_convert(name, reading):
+    """Every tensor must find its place: those of [x, h] split, those of the state in their stage."""
+    model = timm.create_model(name, reading=reading, num_classes=3)
+    expected = {k: torch.randn_like(v) if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    nn.Module.load_state_dict(model, expected)
+    published = as_published_rla(model)
+    converted = interlayer.convert_checkpoint({"state_dict": published}, model)
+    assert list(converted) == list(expected)
+    for key, value in expected.items():
+        assert torch.equal(converted[key], value), key
+    with pytest.raises(interlayer.CheckpointError, match=r"unknown: conv_outs\.9\.weight"):
+        interlayer.convert_checkpoint({**published, "conv_outs.9.weight": torch.zeros(1)}, model)
+    with pytest.raises(interlayer.CheckpointError, match="reading='published'"):
+        interlayer.convert_checkpoint(published, timm.create_model(name, num_classes=3))
 
 
 def _stage_from_zero(name):
@@ -167,7 +281,7 @@ def test_saved_weights_load_again(model, tmp_path):
     ("options", "sentence"),
     [
         ({"reading": "published"}, "was saved with reading=paper, this model has reading=published"),
-        ({"attention": {"channels_per_head": 16}}, "was saved with channels_per_head=32, this model has"),
+        ({"attach_options": {"channels_per_head": 16}}, "was saved with channels_per_head=32, this model has"),
     ],
 )
 def test_a_file_of_another_reading_is_refused(model, options, sentence, tmp_path):

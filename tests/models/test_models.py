@@ -8,8 +8,10 @@ import interlayer
 from interlayer.analysis import count_parameters
 from interlayer.hosts import attached_blocks, attached_mechanisms
 from interlayer.models import backbone_of
-from interlayer.models.mrla import ROWS
+from interlayer.models.rows import ROWS
 
+RLA_VARIANTS = ("v2", "v3", "v4", "v5", "v6", "postact", "convlstm", "convgru", "unshared", "no_exchange")
+PEERS = ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
 EXPECTED = (
     [f"resnet{d}_mrla_{k}" for d in (18, 34, 50, 101, 152) for k in ("light", "base")]
     + ["resnet50_mla", "resnet50_mrla_linear"]
@@ -17,8 +19,16 @@ EXPECTED = (
     + [f"deit_{s}_mrla_{k}" for s in ("tiny", "small", "base") for k in ("light", "base")]
     + [f"ceit_{s}{k}" for s in ("tiny", "small") for k in ("", "_mrla_light", "_mrla_base")]
     + [f"pvt_v2_{s}_mrla_{k}" for s in ("b0", "b1") for k in ("light", "base")]
-    + [f"preresnet{d}_cifar" for d in (20, 56, 110, 164)]
+    + [f"preresnet{d}_cifar{rla}" for d in (20, 56, 110, 164) for rla in ("", "_rla")]
+    + [f"resnet{d}_{what}" for d in (50, 101, 152) for what in ("rla", "se_rla", "eca_rla", *PEERS)]
+    + [f"{net}_rla_{variant}" for net in ("resnet50", "preresnet164_cifar") for variant in RLA_VARIANTS]
+    + [f"preresnet164_cifar_{what}" for what in ("wide12", "dpn", "rla_k8", "rla_k16", "rla_k24")]
+    + ["resnet101_rla_unshared", "resnet50_wide32", "resnet50d_rla", "resnet50d_eca_rla", "resnext50_32x4d_rla"]
+    + [f"mobilenetv2_{what}" for what in ("rla", "eca_rla", "eca", "se")]
+    + ["xception_cifar", "xception_cifar_rla"]
+    + [f"densenet100_cifar{sharing}" for sharing in ("", "_shared_lag", "_shared_ordinal")]
 )
+LARGE = [name for name in EXPECTED if "101_" in name or "152_" in name]
 
 
 def on_meta(name, **options):
@@ -30,7 +40,7 @@ def test_the_names_are_registered_and_shadow_none_of_timms():
     assert sorted(EXPECTED) == interlayer.list_models()
     assert set(EXPECTED) <= set(timm.list_models())
     assert set(timm.list_models("*mrla*")) == {name for name in EXPECTED if "mrla" in name}
-    assert interlayer.list_models("resnet50_*") == [
+    assert interlayer.list_models("resnet50_m*") == [
         "resnet50_mla",
         "resnet50_mrla_base",
         "resnet50_mrla_light",
@@ -54,6 +64,19 @@ def test_the_names_are_registered_and_shadow_none_of_timms():
         ("deit_base_mrla_light", 86_696_800),
         ("ceit_tiny", 6_356_904),
         ("ceit_small", 24_204_840),
+        ("resnet50_rla", 25_870_696),
+        ("preresnet110_cifar_rla", 1_804_922),
+        ("preresnet164_cifar_rla_k8", 1_726_554),
+        ("preresnet164_cifar_rla", 1_739_482),
+        ("preresnet164_cifar_rla_k16", 1_753_274),
+        ("preresnet164_cifar_rla_k24", 1_783_450),
+        ("preresnet164_cifar_rla_unshared", 1_896_970),
+        ("preresnet164_cifar_rla_convlstm", 1_765_546),
+        ("preresnet164_cifar_rla_no_exchange", 1_713_994),
+        ("preresnet164_cifar_wide12", 1_925_692),
+        ("preresnet164_cifar_dpn", 2_127_826),
+        ("xception_cifar", 2_701_882),
+        ("xception_cifar_rla", 2_767_534),
     ],
 )
 def test_parameters_are_the_papers(name, parameters):
@@ -84,14 +107,16 @@ def test_added_parameters_are_the_papers(name, added):
     ],
 )
 def test_ablations_have_the_papers_parameters(options, parameters, as_the_paper_counts):
-    model = on_meta("resnet50_mrla_light", attention=options)
+    model = on_meta("resnet50_mrla_light", attach_options=options)
     assert count_parameters(model) == parameters
     assert count_parameters(model, layers_only=True) == as_the_paper_counts
 
 
-@pytest.mark.parametrize("name", sorted(ROWS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in sorted(ROWS)]
+)
 def test_every_model_has_timms_interface(name):
-    model = on_meta(name, num_classes=7)
+    model = on_meta(name, num_classes=7).eval()
     config = timm.get_pretrained_cfg(name)
     assert config is not None
     assert config.input_size == model.default_cfg["input_size"]
@@ -102,7 +127,7 @@ def test_every_model_has_timms_interface(name):
     assert model.forward_head(model.forward_features(image)).shape == (1, 7)
     model.reset_classifier(3)
     assert model(image).shape == (1, 3)
-    one_channel = on_meta(name, num_classes=7, in_chans=1)
+    one_channel = on_meta(name, num_classes=7, in_chans=1).eval()
     assert one_channel(torch.randn(1, 1, *config.input_size[1:], device="meta")).shape == (1, 7)
 
 
@@ -121,7 +146,7 @@ def test_drop_path_rate_is_the_backbones(name):
 
 
 def test_attention_options_replace_the_rows():
-    model = on_meta("resnet18_mrla_light", attention={"drop_path": 0.0, "memory": False})
+    model = on_meta("resnet18_mrla_light", attach_options={"drop_path": 0.0, "memory": False})
     assert all(isinstance(m.drop_path, torch.nn.Identity) for m in attached_mechanisms(model).values())
     assert all(m.decay is None for m in attached_mechanisms(model).values())
 
@@ -130,7 +155,7 @@ def test_configuration_can_be_overlaid():
     model = on_meta("resnet18_mrla_light", pretrained_cfg_overlay={"mean": (0.0, 0.0, 0.0)})
     assert model.default_cfg["mean"] == (0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="give reading= to create_model itself"):
-        on_meta("resnet18_mrla_light", attention={"reading": "published"})
+        on_meta("resnet18_mrla_light", attach_options={"reading": "published"})
 
 
 def test_readings():

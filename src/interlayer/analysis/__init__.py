@@ -1,12 +1,14 @@
 """Looking inside a model, and measuring it."""
 
 from .cost import Cost, Setting, count_flops, count_parameters, measure, measure_inference, measure_memory
-from .plots import plot_layer_scores
+from .plots import plot_layer_scores, plot_shared_weights
 from .scores import StageScores, capture_scores, layer_scores
+from .shared_weights import SharedWeights, shared_weights
 
 __all__ = [
     "Cost",
     "Setting",
+    "SharedWeights",
     "StageScores",
     "capture_scores",
     "count_flops",
@@ -16,4 +18,6 @@ __all__ = [
     "measure_inference",
     "measure_memory",
     "plot_layer_scores",
+    "plot_shared_weights",
+    "shared_weights",
 ]

@@ -45,16 +45,21 @@ def count_flops(
         This fits the figures of the MRLA paper for ResNets.
     "torch": half of what `torch.utils.flop_counter` counts: convolutions and all matrix products, nothing else.
     """
+    paper, by_torch = count_flops_both_ways(model, image_size)
+    return by_torch if convention == "torch" else paper
+
+
+def count_flops_both_ways(model: nn.Module, image_size: int | tuple[int, int] | None = None) -> tuple[int, int]:
+    """`count_flops` by the conventions "paper" and "torch", in one forward pass."""
     image = probe_image(model, image_size)
-    with evaluating(model), torch.no_grad():
-        if convention == "torch":
-            counter = FlopCounterMode(display=False)
-            with counter:
-                model(image)
-            return counter.get_total_flops() // 2
-        with _PaperCounter() as paper:
-            model(image)
-        return paper.total
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        FlopCounterMode(display=False) as counter,
+        _PaperCounter() as paper,
+    ):
+        model(image)
+    return paper.total, counter.get_total_flops() // 2
 
 
 class _PaperCounter(TorchFunctionMode):

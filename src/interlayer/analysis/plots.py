@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .scores import StageScores
+from .shared_weights import SharedWeights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +50,33 @@ def plot_layer_scores(
         if size <= 6:
             _annotate(axes, scores, lowest, largest)
         figure.colorbar(image, ax=axes, shrink=0.75)
+    return figure
+
+
+def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -> Figure:
+    """The L1 norms of shared 1x1 weights with their exponential fits (RLA, Figure 2), one panel for each network.
+
+    Args:
+        panels: by what the weights are shared ("lag" or "ordinal"), and what `shared_weights` returned.
+    """
+    from matplotlib.figure import Figure
+
+    if not panels:
+        raise ValueError("there are no networks to plot")
+    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (by, stages) in zip(grid, panels, strict=True):
+        for number, stage in enumerate(stages):
+            places = range(1, len(stage.norms) + 1)
+            colour = f"C{number}"
+            axes.plot(places, stage.norms, "o", color=colour, markersize=4)
+            label = f"stage {stage.stage}, R² = {stage.r_squared:.2f}"
+            axes.plot(places, stage.fitted, "-", color=colour, label=label)
+        axes.set_title(f"shared by {by}", fontsize=10)
+        axes.set_xlabel("lag" if by == "lag" else "layer" if by == "ordinal" else by)
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+    grid[0].set_ylabel("mean |weight|, relative to the largest")
     return figure
 
 

@@ -4,41 +4,54 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
-from ..mechanisms import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
-from ..mechanisms.mrla import Init, Reading, Style
-from .carry import AttachedBlock, AttachedModel, Extended, RecordingPatchEmbed, Slot, extend, restore
+from ..mechanisms import MLA, RLA, MRLABase, MRLALight, MRLALinear
+from ..mechanisms.branch import BranchGate
+from ..mechanisms.description import Init, Reading
+from .behind import place_layer_attention
+from .carry import STATE, AttachedBlock, Extended, RecordingPatchEmbed, restore
+from .inside import own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
 from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
-from .stages import Block, Stage, Stages, find_stages
+from .stages import Stages
 
-SLOT = "mrla"  # the name under which a block holds its layer attention, and so the prefix of its parameters
+BEHIND, STATEFUL, ON_BRANCH = "layer attention", "recurrent layer aggregation", "attention on the branch"
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A row of the table of what can be attached."""
+    """A row of the table of what can be attached: how it is placed, and what kind it is.
 
-    make: type[LayerAttention]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    A network has at most one mechanism of a kind; mechanisms of different kinds go together.
+    """
+
+    place: Callable[..., None]
+    kind: str
+
+
+def _behind(name: str, make: type, channels_per_head: int | None = None) -> Mechanism:
+    place = partial(place_layer_attention, make=make, mechanism=name, fixed_channels_per_head=channels_per_head)
+    return Mechanism(place, BEHIND)
 
 
 MECHANISMS = {
-    "mrla_light": Mechanism(MRLALight),
-    "mrla_base": Mechanism(MRLABase),
-    "mla": Mechanism(MLA),
-    "mrla_linear": Mechanism(MRLALinear),
-    "crla": Mechanism(MRLALight, {"channels_per_head": 1}),
+    "mrla_light": _behind("mrla_light", MRLALight),
+    "mrla_base": _behind("mrla_base", MRLABase),
+    "mla": _behind("mla", MLA),
+    "mrla_linear": _behind("mrla_linear", MRLALinear),
+    "crla": _behind("crla", MRLALight, channels_per_head=1),
+    "rla": Mechanism(place_rla, STATEFUL),
+    **{
+        name: Mechanism(partial(place_gates, kind=name), ON_BRANCH)
+        for name in ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
+    },
 }
-
-CHANNELS_PER_HEAD = {"cnn": 32, "mbconv": 8, "transformer": 16}  # section 5.1
 
 
 def attach(
@@ -46,32 +59,36 @@ def attach(
     mechanism: str,
     *,
     stages: Stages | None = None,
-    blocks: Literal["auto", "all"] = "auto",
-    channels_per_head: int | None = None,
-    drop_path: float | Literal["backbone"] = 0.0,
     reading: Reading = "paper",
     init: Init = "paper",
     image_size: int | Grid | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Put layer attention after the blocks of `model`, in place, and return the model.
+    """Put a mechanism into `model`, in place, and return the model.
 
-    The network keeps its own parameters under their own names; those of the attention are added as `<block>.mrla.*`.
+    The network keeps its own parameters under their own names; those of layer attention are added as `<block>.mrla.*`,
+    those of recurrent layer aggregation as `rla.*`, of attention on the branch as `<block>.eca_gate.*`. Mechanisms
+    of different kinds can be attached one after another.
 
     Args:
         model: a timm model, trained or not, `features_only` ones included, or any network built of blocks in stages.
-        mechanism: "mrla_light", "mrla_base", "mla", "mrla_linear" or "crla".
-        stages: the stages instead of those found: lengths such as (6, 6), or block names such as
+        mechanism: layer attention behind the blocks: "mrla_light", "mrla_base", "mla", "mrla_linear" or "crla". A
+            recurrent state inside residual blocks: "rla". Attention on the branch of residual blocks, for comparison:
+            "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM a stage) or "bridge".
+        stages: of layer attention, the stages instead of those found: lengths such as (6, 6), or block names such as
             [["layer3.0", "layer3.1"], ["layer4.0"]].
-        blocks: "auto" leaves out the blocks that say they have no identity skip (in EfficientNets, the first of a
-            stage), as the paper does; "all" takes every block. Blocks named in `stages` are all taken.
-        channels_per_head: 32 in a CNN, 8 in a network of MBConv blocks, 16 in a transformer unless given; where that
-            does not divide a stage's width, the largest smaller divisor. A number given here must divide every width.
-        drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
         reading: "paper" or "published"; see docs/deviations.md.
         init: "paper" for training from scratch; "identity" leaves the network's function as it is, for fine-tuning.
         image_size: size of the image used to find the stages, where the model does not tell its own.
-        options: further options of the mechanism, such as memory=False; see `interlayer.mechanisms`.
+        options: further options of the mechanism; docs/attaching.md lists them. Of layer attention among others:
+            blocks: "auto" leaves out the blocks that say they have no identity skip (in EfficientNets, the first of a
+                stage), as the paper does; "all" takes every block. Blocks named in `stages` are all taken.
+            channels_per_head: 32 in a CNN, 8 in a network of MBConv blocks, 16 in a transformer unless given; where
+                that does not divide a stage's width, the largest smaller divisor. A number given must divide every
+                width.
+            drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
+            Of "rla": state_channels, variant ("v1" to "v6", "postact", "convlstm", ...) and those of
+            `interlayer.mechanisms.RLA`.
 
     Raises:
         AttachError: the network has no place for the mechanism; the model is left as it was.
@@ -83,51 +100,24 @@ def attach(
         raise TypeError(f"attach expects a torch.nn.Module, got {type(model).__name__}")
     if mechanism not in MECHANISMS:
         raise ValueError(f"unknown mechanism {mechanism!r}, expected one of {', '.join(MECHANISMS)}")
-    if blocks not in ("auto", "all"):
-        raise ValueError(f"blocks must be 'auto' or 'all', got {blocks!r}")
-    if drop_path != "backbone" and not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
-        raise ValueError(f"drop_path must be a probability below 1 or 'backbone', got {drop_path!r}")
-    if any(True for _ in attached_blocks(model)):
-        raise AttachError(f"{type(model).__name__} already has layer attention: detach it first")
     row = MECHANISMS[mechanism]
-    _check_options(mechanism, row.make, options)
-    if channels_per_head is None:
-        channels_per_head = row.defaults.get("channels_per_head")
-    elif "channels_per_head" in row.defaults and channels_per_head != row.defaults["channels_per_head"]:
-        raise ValueError(f"{mechanism} has channels_per_head=1, got {channels_per_head}; mrla_light takes any number")
-    if channels_per_head is not None and not isinstance(channels_per_head, int):
-        raise TypeError(f"channels_per_head must be a whole number, got {channels_per_head!r}")
-
-    norm_layer = _norm_layer_for(model)
-    placed: list[tuple[Stage, list[Block], list[LayerAttention]]] = []
-    for stage in find_stages(model, stages=stages, image_size=image_size):
-        chosen = [block for block in stage.blocks if blocks == "all" or stages is not None or block.identity_skip]
-        style: Style = "cnn" if stage.layout.kind == "NCHW" else "transformer"
-        per_head = _default_channels_per_head(stage, style) if channels_per_head is None else channels_per_head
-        made = [
-            row.make(
-                stage.channels,
-                style=style,
-                channels_per_head=per_head,
-                norm_layer=norm_layer,
-                drop_path=_drop_path_of(block.module) if drop_path == "backbone" else drop_path,
-                reading=reading,
-                init=init,
-                **options,
-            )
-            for block in chosen
-        ]
-        if chosen:
-            placed.append((stage, chosen, made))
-    if not placed:
-        raise AttachError(f"{type(model).__name__} has no block with an identity skip; blocks='all' takes every block")
+    common = {"stages": stages, "reading": reading, "init": init}
+    unset: dict[str, Any] = {"stages": None, "reading": "paper", "init": "paper"}
+    options |= {name: value for name, value in common.items() if value != unset[name]}
+    _check_options(mechanism, row.place, options)
+    there = _kinds(model)
+    if row.kind in there:
+        raise AttachError(f"{type(model).__name__} already has {row.kind}: detach it first")
     try:
-        for number, (stage, chosen, made) in enumerate(placed):
-            _install(model, number, stage, chosen, made)
+        row.place(model, image_size=image_size, **options)
         with evaluating(model), torch.no_grad():
             model(probe_image(model, image_size))
     except Exception as error:
-        detach(model)
+        placed = _kinds(model) - there
+        for kind in placed:
+            _take_out(model, kind)
+        if not placed:
+            raise  # nothing was placed: the error says why
         raise AttachError(
             f"{type(model).__name__} does not run with {mechanism} in its blocks and was left as it was: "
             f"{reason(error)}"
@@ -136,19 +126,67 @@ def attach(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take out what `attach` put into `model`, in place, and return the network as it was, with its present weights."""
-    found = [module for module in model.modules() if isinstance(module, Extended)]
-    if not found:
+    """Take out all that `attach` put into `model`, in place, and return the network, with its present weights."""
+    if not any(isinstance(module, Extended) for module in model.modules()):
         raise ValueError(f"{type(model).__name__} has nothing attached")
-    for module in found:
-        if isinstance(module, AttachedBlock):
-            for slot in module.interlayer_slots:
-                delattr(module, slot.name)
-            del module.interlayer_slots, module.interlayer_layout
-        if isinstance(module, RecordingPatchEmbed):
-            del module.interlayer_grids
-        restore(module)  # type: ignore[arg-type]
+    for kind in _kinds(model):
+        _take_out(model, kind)
     return model
+
+
+def _check_options(mechanism: str, place: Callable[..., None], options: Mapping[str, Any]) -> None:
+    """Refuse an option the mechanism does not have; one that takes any checks its own."""
+    bound = place.keywords if isinstance(place, partial) else {}
+    parameters = inspect.signature(place).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    valid = {name for name in parameters if name not in ("model", "image_size", *bound)}
+    unknown = [name for name in options if name not in valid]
+    if unknown:
+        expected = f"expected one of {', '.join(sorted(valid))}" if valid else "it has none"
+        raise TypeError(f"{mechanism} has no option {unknown[0]!r}, {expected}")
+
+
+def _kinds(model: nn.Module) -> set[str]:
+    """The kinds of mechanisms in a network."""
+    blocks = [block for _, block in attached_blocks(model)]
+    return {
+        kind
+        for kind, present in (
+            (BEHIND, any(block.interlayer_slots for block in blocks)),
+            (STATEFUL, hasattr(model, STATE)),
+            (ON_BRANCH, any(block.interlayer_gate is not None for block in blocks)),
+        )
+        if present
+    }
+
+
+def _take_out(model: nn.Module, kind: str) -> None:
+    attributes = {
+        BEHIND: ("interlayer_slots", "interlayer_layout"),
+        STATEFUL: ("interlayer_state",),
+        ON_BRANCH: ("interlayer_gate",),
+    }[kind]
+    if kind == STATEFUL:
+        take_out_rla(model)
+    elif kind == ON_BRANCH:
+        take_out_gates(model)
+    for _, block in list(attached_blocks(model)):
+        if kind == BEHIND:
+            for slot in block.interlayer_slots:
+                delattr(block, slot.name)
+        for attribute in attributes:
+            block.__dict__.pop(attribute, None)
+        if not (block.interlayer_slots or block.interlayer_state or block.interlayer_gate):
+            restore(block)
+    for module in list(model.modules()):
+        if isinstance(module, RecordingPatchEmbed) and kind == BEHIND:
+            del module.interlayer_grids
+            restore(module)  # type: ignore[arg-type]
+    if not _kinds(model):
+        for module in list(model.modules()):
+            if isinstance(module, Extended):
+                restore(module)  # type: ignore[arg-type]
 
 
 def attached_blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -156,13 +194,15 @@ def attached_blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, AttachedBlock))
 
 
-def attached_mechanisms(model: nn.Module) -> dict[str, LayerAttention]:
+def attached_mechanisms(model: nn.Module) -> dict[str, Any]:
     """Every attached mechanism by its name in the model."""
-    return {
+    found = {
         f"{name}.{slot.name}".removeprefix("."): getattr(block, slot.name)
         for name, block in attached_blocks(model)
         for slot in block.interlayer_slots
     }
+    shared = {name: module for name, module in model.named_modules() if isinstance(module, (RLA, BranchGate))}
+    return found | shared
 
 
 @dataclass(frozen=True)
@@ -196,6 +236,7 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     """
     own = {f"{name}." for name in attached_mechanisms(model)}
     ours = {k: v for k, v in model.state_dict().items() if not k.startswith(tuple(own))} if own else model.state_dict()
+    state_dict = _as_wide_as(model, state_dict)
     shared = [name for name in state_dict if name in ours]
     report = LoadReport(
         placed=[name for name in shared if ours[name].shape == state_dict[name].shape],
@@ -213,58 +254,19 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     return report
 
 
+def _as_wide_as(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with the classifier's widened by the inputs it has from a state, as `model` has them now."""
+    widened = own_inputs(model)
+    tensors = dict(state_dict)
+    if widened is not None:
+        classifier, width = widened
+        name = next(name for name, p in model.named_parameters() if p is classifier.weight)
+        if name in tensors and tensors[name].shape[1:] == (width,):
+            extra = classifier.weight.detach()[:, width:].to(tensors[name])
+            if len(extra) == len(tensors[name]):
+                tensors[name] = torch.cat((tensors[name], extra), 1)
+    return tensors
+
+
 def _some(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _check_options(mechanism: str, make: type[LayerAttention], options: Mapping[str, Any]) -> None:
-    valid = {
-        name
-        for cls in make.__mro__
-        if issubclass(cls, LayerAttention)
-        for name, parameter in inspect.signature(cls.__init__).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    } - {"style", "channels_per_head", "norm_layer", "drop_path", "reading", "init"}
-    unknown = [name for name in options if name not in valid]
-    if unknown:
-        raise TypeError(f"{mechanism} has no option {unknown[0]!r}, expected one of {', '.join(sorted(valid))}")
-
-
-def _default_channels_per_head(stage: Stage, style: str) -> int:
-    mbconv = any(hasattr(block.module, "has_skip") for block in stage.blocks)
-    wanted = CHANNELS_PER_HEAD["mbconv" if mbconv else style]
-    return max(divisor for divisor in range(1, wanted + 1) if stage.channels % divisor == 0)
-
-
-def _norm_layer_for(model: nn.Module) -> Callable[[int], nn.Module]:
-    """BatchNorm2d, unless the network has other norms and none of that kind: then a LayerNorm over the channels."""
-    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
-    if norms and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in norms):
-        return partial(LayerNorm2d, eps=1e-6)
-    return nn.BatchNorm2d
-
-
-def _drop_path_of(block: nn.Module) -> float:
-    return max((float(m.drop_prob or 0.0) for m in block.modules() if isinstance(m, DropPath)), default=0.0)
-
-
-def _install(
-    model: nn.Module, number: int, stage: Stage, blocks: list[Block], mechanisms: list[LayerAttention]
-) -> None:
-    for index, (block, mechanism) in enumerate(zip(blocks, mechanisms, strict=True)):
-        reference = next(p for p in block.module.parameters() if p.is_floating_point())
-        mechanism.layer = index
-        mechanism.to(device=reference.device, dtype=reference.dtype).train(block.module.training)
-        block.module.add_module(SLOT, mechanism)
-        block.module.interlayer_slots = (Slot(SLOT, number, index, len(blocks)),)  # type: ignore[assignment]
-        block.module.interlayer_layout = stage.layout  # type: ignore[assignment]
-        extend(block.module, AttachedBlock)
-    embed = stage.layout.patch_embed
-    if embed is not None and not getattr(embed, "strict_img_size", True) and not isinstance(embed, RecordingPatchEmbed):
-        embed.interlayer_grids = {}  # type: ignore[assignment]
-        extend(embed, RecordingPatchEmbed)
-    for name, module in model.named_modules():
-        runs_blocks = not name or any(block.name.startswith(f"{name}.") for block in blocks)
-        hands_out_features = not name or hasattr(module, "forward_intermediates")
-        if runs_blocks and hands_out_features and not isinstance(module, AttachedModel):
-            extend(module, AttachedModel)

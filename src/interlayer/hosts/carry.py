@@ -11,6 +11,7 @@ holds. Such classes are made once for each class they extend, and pickle by nami
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any
@@ -23,6 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 from . import residual
 from .layout import Layout
+
+STATE = "rla"  # the name of a recurrent state among what is carried, and of its module in a network
+GATE = "gate"  # the name of what gates on the branch hand on
 
 
 class Carried:
@@ -124,33 +128,51 @@ def restore(module: nn.Module) -> None:
     module.__class__ = module._extended  # type: ignore[assignment]
 
 
-class AttachedBlock(Extended):
-    """A block followed by the mechanisms in its slots."""
+@dataclass(frozen=True)
+class Place:
+    """A block's place in what the whole network shares: it is number `index` of stage `stage`."""
 
-    interlayer_slots: tuple[Slot, ...]
-    interlayer_layout: Layout
+    holder: Any  # a module of the network, not of the block: the block only refers to it
+    stage: int
+    index: int
+
+
+class AttachedBlock(Extended):
+    """A block with mechanisms: a state that enters it, a gate on its branch, layer attention behind it."""
+
+    interlayer_slots: tuple[Slot, ...] = ()  # layer attention
+    interlayer_layout: Layout | None = None
+    interlayer_state: Place | None = None
+    interlayer_gate: Place | None = None
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         memories: dict[str, Any] = {}
         grid = None
         if isinstance(x, Carried):
             x, memories, grid = x.x, x.memories, x.grid
+        handed_on: dict[str, Any] = {}
         mechanisms = [getattr(self, slot.name) for slot in self.interlayer_slots]
         wants_shortcut = any(mechanism.reads_shortcut for mechanism in mechanisms)
-        if wants_shortcut and residual.projects(self):
-            shortcut: Tensor | None
-            output, shortcut = residual.output_and_shortcut(self, x)
+        if self.interlayer_state is not None or self.interlayer_gate is not None:
+            parts = self._run_parts(x, memories, handed_on)
+            output, shortcut = parts.output, parts.shortcut
+        elif wants_shortcut and residual.projects(self):
+            parts = residual.run_parts(self, x)
+            output, shortcut = parts.output, parts.shortcut
         else:
-            output = self._run_block(x, *args, **kwargs)
-            shortcut = x if wants_shortcut and x.shape == output.shape else None
+            output, shortcut = self._run_block(x, *args, **kwargs), x
+        if not self.interlayer_slots:
+            return Carried(output, handed_on, grid) if handed_on else output
+        if not wants_shortcut or (shortcut is not None and shortcut.shape != output.shape):
+            shortcut = None
 
         layout = self.interlayer_layout
+        assert layout is not None
         if grid is None:
             grid = layout.grid_of(output, args, kwargs)
         feature_map, prefix = layout.to_map(output, grid)
         if shortcut is not None:
             shortcut, _ = layout.to_map(shortcut, grid)
-        handed_on = {}
         for slot, mechanism in zip(self.interlayer_slots, mechanisms, strict=True):
             if slot.index and slot.name not in memories:
                 raise RuntimeError(
@@ -165,6 +187,36 @@ class AttachedBlock(Extended):
         output = layout.from_map(feature_map, prefix)
         return Carried(output, handed_on, grid) if handed_on else output
 
+    def _run_parts(self, x: Tensor, memories: dict[str, Any], handed_on: dict[str, Any]) -> residual.Parts:
+        """Run the block with the state inside and the gate on its branch; what both hand on goes into `handed_on`."""
+        place, gate_place = self.interlayer_state, self.interlayer_gate
+        gate = None
+        if gate_place is not None:
+            memory = memories.get(GATE) if gate_place.index else None
+
+            def gate(y: Tensor, taps: list[Tensor]) -> Tensor:
+                y, handed_on[GATE] = gate_place.holder.gate(gate_place.stage, y, taps, memory)
+                return y
+
+        if place is None:
+            return residual.run_parts(self, x, gate=gate)
+        if (place.stage or place.index) and STATE not in memories:
+            raise RuntimeError(
+                f"block {place.index} of stage {place.stage} got no state: its input must be what the block before it "
+                f"returned; run the network from its first block"
+            )
+        rla, state = place.holder, memories.get(STATE)
+        addition = rla.read(place.stage, place.index, state, x)
+        weight = rla.projection(place.stage, place.index)
+        of_branch = rla.insert == "branch"
+        parts = residual.run_parts(self, x, addition=addition, gate=gate, weight=weight if of_branch else None)
+        projected = parts.projected
+        if projected is None:
+            inserted = parts.output if rla.insert == "output" else parts.shortcut
+            projected = nn.functional.conv2d(inserted, weight)  # type: ignore[arg-type]
+        handed_on[STATE] = rla.update(place.stage, place.index, state, projected)
+        return parts
+
     def _run_block(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self, nn.Sequential):
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
@@ -175,6 +227,22 @@ class AttachedBlock(Extended):
         return x
 
 
+def open_block(block: nn.Module) -> AttachedBlock:
+    """The block, ready to be given mechanisms."""
+    if not isinstance(block, AttachedBlock):
+        extend(block, AttachedBlock)
+    return block  # type: ignore[return-value]
+
+
+def release_from(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Make the network, and every part of it that hands out features of these blocks, return plain tensors."""
+    for name, module in list(model.named_modules()):
+        runs_blocks = not name or any(block.startswith(f"{name}.") for block in blocks)
+        hands_out_features = not name or hasattr(module, "forward_intermediates")
+        if runs_blocks and hands_out_features and not isinstance(module, AttachedModel):
+            extend(module, AttachedModel)
+
+
 class AttachedModel(Extended):
     """A network that runs attached blocks: what it returns, also from the middle of a stage, are plain tensors."""
 
@@ -182,18 +250,45 @@ class AttachedModel(Extended):
     def methods(base: Any) -> dict[str, Any]:
         """The methods of `base` that hand out features, with its signatures, which torch.export reads."""
         names = ("forward", "forward_features", "forward_intermediates")
-        wrapped = {name: _releasing(getattr(base, name)) for name in names if hasattr(base, name)}
+        wrapped = {name: _releasing(getattr(base, name), name) for name in names if hasattr(base, name)}
         if hasattr(base, "set_grad_checkpointing"):
             wrapped["set_grad_checkpointing"] = _refusing_reentrant(base.set_grad_checkpointing)
         return wrapped
 
 
-def _releasing(method: Any) -> Any:
+def _releasing(method: Any, name: str) -> Any:
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return release(method(self, *args, **kwargs))
+        result = method(self, *args, **kwargs)
+        if name == "forward_features":
+            result = _with_state(self, result)
+        elif name == "forward_intermediates" and isinstance(result, tuple):
+            result = (_with_state(self, result[0]), *result[1:])
+        return release(result)
 
     return run
+
+
+def _with_state(model: Any, features: Any) -> Any:
+    """The last map with the last state behind it, where the classifier of `model` reads both."""
+    rla = getattr(model, STATE, None)
+    if rla is None or not isinstance(features, Carried) or features.x.shape[1] != rla.head_channels:
+        return features
+    return torch.cat((features.x, rla.last(features.memories[STATE])), 1)
+
+
+class JoiningHead(Extended):
+    """A module behind the last block that reads the last state: a norm beside it, or a convolution of both."""
+
+    interlayer_state: Place
+
+    def forward(self, x: Any) -> Any:
+        if not isinstance(x, Carried):
+            return super().forward(x)  # type: ignore[misc]
+        rla = self.interlayer_state.holder
+        state = rla.last(x.memories[STATE])
+        output = super().forward(x.x)  # type: ignore[misc]
+        return torch.cat((output, state), 1) if rla.join is None else output + rla.join(state)
 
 
 def _refusing_reentrant(method: Any) -> Any:

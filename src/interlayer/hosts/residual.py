@@ -1,36 +1,206 @@
-"""timm's ResNet blocks in two parts, the residual branch and the shortcut.
+"""Residual blocks in their parts: the branch y, the shortcut s and the output act(y + s).
 
-timm adds the shortcut inside the block, in place, so neither part can be seen from outside. Mechanisms that read one
-of them run the block through these functions instead. They follow `timm.models.resnet`; a test compares them with it.
+timm adds the shortcut inside the block, in place, so none of them can be seen from outside. Mechanisms that read or
+change a part run the block through these functions instead. They follow `timm.models.resnet` and
+`timm.models._efficientnet_blocks`; a test compares them with those. Blocks of our own networks are `PartedBlock`s.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from timm.models._efficientnet_blocks import DepthwiseSeparableConv, InvertedResidual
 from timm.models.resnet import BasicBlock, Bottleneck
-from torch import Tensor
+from torch import Tensor, nn
+
+from .. import ops
+
+Gate = Callable[[Tensor, list[Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a residual block computed.
+
+    Args:
+        shortcut: s; None where the block adds none.
+        output: what the block returns.
+        projected: the 1x1 convolution of the branch, where one was asked for.
+    """
+
+    shortcut: Tensor | None
+    output: Tensor
+    projected: Tensor | None = None
+
+
+class PartedBlock(nn.Module):
+    """A block that shows its parts itself.
+
+    `pools_last` tells that the block pools its sum, so that its branch is of its input's resolution.
+    """
+
+    branch_channels: int
+    pools_last: bool = False
+
+    def make_exchange(self, state_channels: int) -> nn.Module:
+        """See `make_exchange`."""
+        raise NotImplementedError
+
+    def run_parts(
+        self, x: Tensor, *, addition: Tensor | None = None, gate: Gate | None = None, weight: Tensor | None = None
+    ) -> Parts:
+        """See `run_parts`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run_parts(x).output
+
+
+def objection(block: Any) -> str | None:
+    """Why a block cannot be run in its parts with a state inside, or None."""
+    if isinstance(block, PartedBlock):
+        return None
+    if isinstance(block, (BasicBlock, Bottleneck)):
+        conv = block.conv1
+        return None if type(conv) is nn.Conv2d else f"its first convolution is a {type(conv).__name__}"
+    if isinstance(block, (InvertedResidual, DepthwiseSeparableConv)):
+        if getattr(type(block), "_extended", type(block)) not in (InvertedResidual, DepthwiseSeparableConv):
+            return f"{type(block).__name__} is not the block of MobileNetV2"
+        if not isinstance(block.se, nn.Identity):
+            return f"its {type(block.se).__name__} would have to read the state too"
+        if block.conv_s2d is not None or not isinstance(block.aa, nn.Identity) or type(block.conv_dw) is not nn.Conv2d:
+            return "it is not the plain inverted residual of MobileNetV2"
+        return None
+    return f"{type(block).__name__} is neither a block of timm's ResNets nor of its MobileNetV2s"
+
+
+def branch_channels(block: Any) -> int:
+    """Channels of the branch, and so of the block's output."""
+    if isinstance(block, PartedBlock):
+        return block.branch_channels
+    if isinstance(block, Bottleneck):
+        return block.conv3.out_channels
+    if isinstance(block, BasicBlock):
+        return block.conv2.out_channels
+    return (block.conv_pwl if isinstance(block, InvertedResidual) else block.conv_pw).out_channels
+
+
+def tap_channels(block: Any) -> list[int]:
+    """Channels of the maps inside the branch that a gate is shown: those behind each convolution but the last."""
+    if isinstance(block, Bottleneck):
+        return [block.conv1.out_channels, block.conv2.out_channels]
+    return [block.conv1.out_channels] if isinstance(block, BasicBlock) else []
+
+
+def make_exchange(block: Any, state_channels: int) -> nn.Module:
+    """The path by which a state of k channels enters the block.
+
+    A convolution of [x, h] is the sum of a convolution of x and one of h. In a ResNet the second is a copy of the first
+    convolution for k channels. In MobileNetV2 the state joins behind the expansion (appendix B.2.1), so it takes the
+    depthwise convolution, norm and activation of its own k channels, and its share of the projection.
+    """
+    if isinstance(block, PartedBlock):
+        return block.make_exchange(state_channels)
+    if isinstance(block, (BasicBlock, Bottleneck)):
+        return conv_like(block.conv1, state_channels)
+    inverted = isinstance(block, InvertedResidual)
+    projection = block.conv_pwl if inverted else block.conv_pw
+    norm = block.bn2 if inverted else block.bn1
+    return nn.Sequential(
+        conv_like(block.conv_dw, state_channels, depthwise=True),
+        nn.BatchNorm2d(state_channels, norm.eps, norm.momentum),
+        type(norm.act)(),
+        conv_like(projection, state_channels),
+    )
+
+
+def conv_like(conv: nn.Conv2d, in_channels: int, *, depthwise: bool = False) -> nn.Conv2d:
+    """A convolution of other input channels with the kernel, stride and output of `conv`, without bias."""
+    out_channels, groups = (in_channels, in_channels) if depthwise else (conv.out_channels, 1)
+    return nn.Conv2d(
+        in_channels, out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, groups, bias=False  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def run_parts(
+    block: Any,
+    x: Tensor,
+    *,
+    addition: Tensor | None = None,
+    gate: Gate | None = None,
+    weight: Tensor | None = None,
+) -> Parts:
+    """Run a block and show its parts.
+
+    Args:
+        block: one to which `objection` has none.
+        x: its input.
+        addition: what a state adds where it enters, from the module of `make_exchange`.
+        gate: an attention on the branch, given y and the maps inside the branch.
+        weight: [k, C, 1, 1] of a 1x1 convolution of the branch, to be computed beside it.
+    """
+    if isinstance(block, PartedBlock):
+        return block.run_parts(x, addition=addition, gate=gate, weight=weight)
+    if isinstance(block, (BasicBlock, Bottleneck)):
+        return _run_resnet_block(block, x, addition, gate, weight)
+    return _run_inverted_residual(block, x, addition, gate, weight)
+
+
+def _run_resnet_block(
+    block: Any, x: Tensor, addition: Tensor | None, gate: Gate | None, weight: Tensor | None
+) -> Parts:
+    first = plus(block.conv1(x), addition)
+    if isinstance(block, Bottleneck):
+        taps = [block.act1(block.bn1(first))]
+        taps.append(block.aa(block.act2(block.drop_block(block.bn2(block.conv2(taps[0]))))))
+        raw, norm, activation = block.conv3(taps[-1]), block.bn3, block.act3
+    else:
+        taps = [block.aa(block.act1(block.drop_block(block.bn1(first))))]
+        raw, norm, activation = block.conv2(taps[-1]), block.bn2, block.act2
+    shortcut = x if block.downsample is None else block.downsample(x)
+    after = [module for module in (block.se, block.drop_path) if module is not None]
+    if weight is not None and gate is None and not after and isinstance(activation, nn.ReLU):
+        return Parts(shortcut, *ops.residual_end(raw, norm, weight, shortcut))
+    y = _gated(norm(raw), taps, gate, after)
+    return Parts(shortcut, activation(y + shortcut), projection(y, weight))
+
+
+def _run_inverted_residual(
+    block: Any, x: Tensor, addition: Tensor | None, gate: Gate | None, weight: Tensor | None
+) -> Parts:
+    if isinstance(block, InvertedResidual):
+        inside = block.bn2(block.conv_dw(block.bn1(block.conv_pw(x))))
+        raw, norm = plus(block.conv_pwl(inside), addition), block.bn3
+    else:
+        inside = block.bn1(block.conv_dw(x))
+        raw, norm = plus(block.conv_pw(inside), addition), block.bn2
+    shortcut = x if block.has_skip else None
+    after = [] if isinstance(block.drop_path, nn.Identity) or not block.has_skip else [block.drop_path]
+    if weight is not None and gate is None and not after:
+        return Parts(shortcut, *ops.residual_end(raw, norm, weight, shortcut, relu=False))
+    y = _gated(norm(raw), [], gate, after)
+    return Parts(shortcut, plus(y, shortcut), projection(y, weight))
+
+
+def plus(x: Tensor, addition: Tensor | None) -> Tensor:
+    return x if addition is None else x + addition
+
+
+def projection(y: Tensor, weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else nn.functional.conv2d(y, weight)
+
+
+def _gated(y: Tensor, taps: list[Tensor], gate: Gate | None, after: list[nn.Module]) -> Tensor:
+    """The branch behind its norm: the gate, and what else follows."""
+    if gate is not None:
+        y = gate(y, taps)
+    for module in after:
+        y = module(y)
+    return y
 
 
 def projects(block: Any) -> bool:
     """Whether `block` is one of timm's ResNet blocks with a projection on its shortcut."""
     return isinstance(block, (BasicBlock, Bottleneck)) and block.downsample is not None
-
-
-def branch(block: Any, x: Tensor) -> Tensor:
-    """The residual branch of a BasicBlock or Bottleneck, before the shortcut is added."""
-    if isinstance(block, Bottleneck):
-        x = block.act1(block.bn1(block.conv1(x)))
-        x = block.aa(block.act2(block.drop_block(block.bn2(block.conv2(x)))))
-        x = block.bn3(block.conv3(x))
-    else:
-        x = block.aa(block.act1(block.drop_block(block.bn1(block.conv1(x)))))
-        x = block.bn2(block.conv2(x))
-    if block.se is not None:
-        x = block.se(x)
-    return x if block.drop_path is None else block.drop_path(x)
-
-
-def output_and_shortcut(block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What `block(x)` returns, and the shortcut that went into it."""
-    shortcut = x if block.downsample is None else block.downsample(x)
-    last_activation = block.act3 if isinstance(block, Bottleneck) else block.act2
-    return last_activation(branch(block, x) + shortcut), shortcut

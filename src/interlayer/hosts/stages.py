@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .carry import release
 from .layout import Grid, Layout, grids_in
 from .probe import AttachError, evaluating, probe_image, reason
 
@@ -69,7 +70,7 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     image = probe_image(model, image_size)
     size = (image.shape[-2], image.shape[-1])
     named = stages is not None and _are_names(stages)
-    calls = _record_calls(model, image)
+    calls = record_calls(model, image)
     if named:
         return [_describe(model, chain, size) for chain in _named_chains(model, calls, stages)]  # type: ignore[arg-type]
     blocks = _find_blocks([call for call in calls if not call.is_container]) or _find_blocks(calls, singles=False)
@@ -99,7 +100,7 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     return [_describe(model, chain, size) for chain in chains]
 
 
-def _record_calls(model: nn.Module, image: Tensor) -> list[Block]:
+def record_calls(model: nn.Module, image: Tensor) -> list[Block]:
     """Every call of a module in one forward pass that takes and returns a feature map, in the order of their ends."""
     calls: list[Block] = []
     handles = []
@@ -108,8 +109,9 @@ def _record_calls(model: nn.Module, image: Tensor) -> list[Block]:
             continue
 
         def record(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+            output, entered = release(output), release(args[0]) if args else None
             if isinstance(output, Tensor) and output.dim() in (3, 4) and output.shape[0] == image.shape[0]:
-                first = args[0] if args and isinstance(args[0], Tensor) else None
+                first = entered if isinstance(entered, Tensor) else None
                 calls.append(Block(name, module, first, output, (*args[1:], *kwargs.values())))
 
         handles.append(module.register_forward_hook(record, with_kwargs=True))

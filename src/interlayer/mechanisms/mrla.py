@@ -43,10 +43,9 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from .. import ops
+from .description import Init, Reading, expect_choice, record_description
 
-Reading = Literal["paper", "published"]
 Style = Literal["cnn", "transformer"]
-Init = Literal["paper", "identity"]
 Projection = Literal["conv1d", "linear"]
 
 LINEAR_REDUCTION = 16  # Table 4 (d): fully connected q and k map C to C / 16 channels
@@ -90,9 +89,9 @@ class LayerAttention(nn.Module):
         init: Init = "paper",
     ) -> None:
         super().__init__()
-        _expect("style", style, ("cnn", "transformer"))
-        _expect("projection", projection, ("conv1d", "linear"))
-        _expect("init", init, ("paper", "identity"))
+        expect_choice("style", style, ("cnn", "transformer"))
+        expect_choice("projection", projection, ("conv1d", "linear"))
+        expect_choice("init", init, ("paper", "identity"))
         if reading not in self.readings:
             raise ValueError(
                 f"{type(self).__name__} has reading={' or '.join(map(repr, self.readings))}, got {reading!r}"
@@ -123,8 +122,7 @@ class LayerAttention(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         self.scores = nn.Identity()  # the weights pass through here, [B, heads, t]: hook it to see them
 
-        self.register_state_dict_post_hook(_record_description)
-        self.register_load_state_dict_pre_hook(_refuse_other_description)
+        record_description(self)
         if init == "identity":
             self._start_as_identity()
 
@@ -343,40 +341,6 @@ def _masked_sum(x: Tensor, output: Tensor, mask: Tensor | None) -> Tensor:
     return torch.addcmul(x, output.to(x.dtype), mask.reshape(-1, *(1,) * (x.dim() - 1)))
 
 
-def _expect(option: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{option} must be {' or '.join(map(repr, valid))}, got {value!r}")
-
-
 def _layer_norm(norm: nn.Module | None, x: Tensor) -> Tensor:
     """A LayerNorm over the channels of a [B, C, H, W] map; x itself where there is no norm."""
     return x if norm is None else norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def _record_description(module: nn.Module, state_dict: Any, prefix: str, local_metadata: dict[str, Any]) -> None:
-    local_metadata["layer_attention"] = module.describe()  # type: ignore[operator]
-
-
-def _refuse_other_description(
-    module: nn.Module,
-    state_dict: Any,
-    prefix: str,
-    local_metadata: dict[str, Any],
-    strict: bool,
-    missing_keys: list[str],
-    unexpected_keys: list[str],
-    error_msgs: list[str],
-) -> None:
-    saved = local_metadata.get("layer_attention")
-    if saved is not None:
-        error_msgs.extend(description_differences(prefix.rstrip("."), saved, module.describe()))  # type: ignore[operator]
-
-
-def description_differences(name: str, saved: dict[str, str], ours: dict[str, str]) -> list[str]:
-    """One sentence for each entry in which a saved module and this one differ, though their tensors may be alike."""
-    return [
-        f"{name} was saved with {entry}={saved[entry]}, this model has {entry}={ours[entry]}: "
-        f"build the model with the saved {entry} to load these weights"
-        for entry in ours
-        if entry in saved and saved[entry] != ours[entry]
-    ]

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from ..hosts import attached_mechanisms
 from ..mechanisms import description_differences
+from ..mechanisms.description import METADATA
+from .published_rla import PUBLISHED_RLA, from_published_rla, has_published_rla
 
 METADATA_KEY = "interlayer"  # entry of a safetensors file's metadata: {module name: what its tensors do not tell}
 WRAPPERS = ("state_dict", "model", "model_state", "net")
@@ -55,15 +57,17 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
     """
     source = unwrap(state_dict)
     check_description(_recorded(state_dict), model)
-    readings = {mechanism.reading for mechanism in attached_mechanisms(model).values()}
-    if "paper" in readings and any(re.search(pattern, name) for name in source for pattern, _ in PUBLISHED_NAMES):
+    readings = {getattr(mechanism, "reading", None) for mechanism in attached_mechanisms(model).values()}
+    patterns = [pattern for pattern, _ in PUBLISHED_NAMES] + [PUBLISHED_RLA]
+    if "paper" in readings and any(re.search(pattern, name) for name in source for pattern in patterns):
         raise CheckpointError(
             "a published checkpoint computes the published reading, this model the paper's: build it with "
             "reading='published'"
         )
     target = model.state_dict()
     converted: dict[str, Tensor] = {}
-    for name, tensor in _renamed(source, target).items():
+    published = from_published_rla(source, model) if has_published_rla(source) else _renamed(source, target)
+    for name, tensor in published.items():
         expected = target.get(name)
         if expected is not None and tensor.squeeze().shape == expected.squeeze().shape:
             tensor = tensor.reshape(expected.shape)  # lambda is [C, 1, 1] there, [C] here
@@ -104,11 +108,7 @@ def _recorded(checkpoint: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     state_dict = _innermost(checkpoint)
     prefix = _wrapping_prefix([name for name, value in state_dict.items() if isinstance(value, Tensor)])
     metadata = getattr(state_dict, "_metadata", {})
-    return {
-        name.removeprefix(prefix): entry["layer_attention"]
-        for name, entry in metadata.items()
-        if "layer_attention" in entry
-    }
+    return {name.removeprefix(prefix): entry[METADATA] for name, entry in metadata.items() if METADATA in entry}
 
 
 def check_description(recorded: Mapping[str, dict[str, str]], model: nn.Module) -> None:
@@ -171,8 +171,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
 
 
 def describe(model: nn.Module) -> dict[str, dict[str, str]]:
-    """What the tensors of each attached mechanism do not tell: mechanism, reading, channels per head."""
-    return {name: mechanism.describe() for name, mechanism in attached_mechanisms(model).items()}
+    """What the tensors of each mechanism do not tell: mechanism, reading, channels per head."""
+    return {name: module.describe() for name, module in model.named_modules() if hasattr(module, "describe")}  # type: ignore[operator]
 
 
 def save_weights(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from timm.layers import SelectAdaptivePool2d
+from timm.models._features import feature_take_indices
+from timm.models._manipulate import checkpoint_seq
 from torch import Tensor, nn
 
 
@@ -42,3 +46,91 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
+
+
+class StagedClassifier(Classifier):
+    """A convolutional network of a stem, `stages`, a last norm (or none) with ReLU, global pooling and a linear head.
+
+    A subclass makes the parts with `_finish`.
+    """
+
+    stem: nn.Module
+    stages: nn.Sequential
+    feature_info: list[dict[str, Any]]
+
+    def _finish(
+        self, channels: int, num_classes: int, global_pool: str, drop_rate: float, *, normalise: bool = True
+    ) -> None:
+        """Make what follows the stages, and give every convolution its start (He et al., 2015)."""
+        self.num_classes = num_classes
+        self.depth = len(self.stages)  # of the whole network: the last norm belongs to the last stage, pruned or not
+        self.norm: nn.Module = nn.BatchNorm2d(channels) if normalise else nn.Identity()
+        self.num_features = self.head_hidden_size = channels
+        self.global_pool = self.pool_of(global_pool)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(channels, num_classes) if num_classes else nn.Identity()
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else [(r"^stages\.(\d+)\.(\d+)", None)]}
+
+    def pool_of(self, global_pool: str) -> nn.Module:
+        return SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
+
+    def _run_stage(self, stage: nn.Module, x: Tensor) -> Tensor:
+        if self.grad_checkpointing and self.training:
+            return checkpoint_seq(stage, x)
+        return stage(x)
+
+    def last_activation(self, x: Tensor) -> Tensor:
+        return self.norm(x).relu()
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for stage in self.stages:
+            x = self._run_stage(stage, x)
+        return self.last_activation(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Features of the chosen stages, as timm's networks give them."""
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
+        take, last = feature_take_indices(len(self.stages), indices)
+        x = self.stem(x)
+        intermediates = []
+        for index, stage in enumerate(self.stages):
+            if stop_early and index > last:
+                break
+            x = self._run_stage(stage, x)
+            finished = index == self.depth - 1
+            if index in take:
+                intermediates.append(self.last_activation(x) if norm and finished else x)
+        if intermediates_only:
+            return intermediates
+        return (self.last_activation(x) if finished else x), intermediates
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        take, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        x = self.head_drop(self.global_pool(x))
+        return x if pre_logits else self.head(x)

@@ -3,7 +3,10 @@
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import get_pretrained_cfg
+from timm.models import build_model_with_cfg, get_pretrained_cfg, register_model
+from torch import nn
+
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def default_config(**changes: Any) -> dict[str, Any]:
@@ -30,3 +33,29 @@ def config_like(backbone: str, **changes: Any) -> dict[str, Any]:
     if theirs is None:
         raise ValueError(f"timm knows no configuration of {backbone!r}")
     return {**{key: getattr(theirs, key) for key in ours if key != "url"}, "url": "", **changes}
+
+
+def cifar_config(**changes: Any) -> dict[str, Any]:
+    """The configuration of a network for CIFAR-10, whose classifier is `head`."""
+    return default_config(
+        num_classes=10,
+        input_size=(3, 32, 32),
+        crop_pct=1.0,
+        mean=CIFAR_MEAN,
+        std=CIFAR_STD,
+        classifier="head",
+        **changes,
+    )
+
+
+def register_cifar(name: str, network: type[nn.Module], options: dict[str, Any]) -> None:
+    """Make timm know a network for small images, of three stages of features."""
+
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        feature_cfg = {"out_indices": (0, 1, 2), "feature_cls": "getter"}
+        return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **{**options, **kwargs})
+
+    entrypoint.__name__ = entrypoint.__qualname__ = name
+    entrypoint.__doc__ = f"{network.__name__} for 32-pixel images with {options}."
+    entrypoint.__module__ = network.__module__  # timm looks for `default_cfgs` there
+    register_model(entrypoint)

@@ -19,33 +19,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.layers import SelectAdaptivePool2d
-from timm.models import build_model_with_cfg, register_model
-from timm.models._features import feature_take_indices
-from timm.models._manipulate import checkpoint_seq
 from torch import Tensor, nn
 
-from .classifier import Classifier
-from .config import default_config
+from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from .classifier import StagedClassifier
+from .config import cifar_config, register_cifar
 
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
-
-class PreActBlock(nn.Module):
+class PreActBlock(PartedBlock):
     """A pre-activated residual block: two 3x3 convolutions, or the 1x1, 3x3, 1x1 bottleneck.
+
+    With `growth` it is a block of a dual path network (Chen et al., NeurIPS 2017; RLA's Table 11): C of its channels
+    are a ResNet's, to which the branch is added, the others a DenseNet's, behind which the branch puts `growth` more.
 
     Args:
         in_channels: channels of the input.
         width: channels of the 3x3 convolutions.
         bottleneck: whether the block is the bottleneck, whose output has 4 times the width.
         stride: stride of the (first) 3x3 convolution.
+        growth: channels a dual path block adds; its projection, where it has one, starts with twice as many.
     """
 
-    def __init__(self, in_channels: int, width: int, *, bottleneck: bool, stride: int = 1) -> None:
+    def __init__(self, in_channels: int, width: int, *, bottleneck: bool, stride: int = 1, growth: int = 0) -> None:
         super().__init__()
-        out_channels = width * 4 if bottleneck else width
+        self.residual_channels = width * 4 if bottleneck else width
+        self.branch_channels = self.residual_channels + growth
         kernels = (1, 3, 1) if bottleneck else (3, 3)
-        channels = [in_channels, *[width] * (len(kernels) - 1), out_channels]
+        channels = [in_channels, *[width] * (len(kernels) - 1), self.branch_channels]
         strided = kernels.index(3)
         self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in channels[:-1])
         self.convs = nn.ModuleList(
@@ -53,23 +53,46 @@ class PreActBlock(nn.Module):
             for i, k in enumerate(kernels)
         )
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != out_channels:
-            self.shortcut = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+        self.out_channels = in_channels + growth
+        dense_path_runs_on = growth and in_channels > self.residual_channels and stride == 1
+        if stride != 1 or (in_channels != self.residual_channels and not dense_path_runs_on):
+            projected = self.residual_channels + 2 * growth
+            self.shortcut = nn.Conv2d(in_channels, projected, 1, stride, bias=False)
+            self.out_channels = projected + growth
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = x
-        for norm, conv in zip(self.norms, self.convs, strict=True):
+    def make_exchange(self, state_channels: int) -> nn.Module:
+        first: Any = self.convs[0]
+        return nn.Sequential(nn.BatchNorm2d(state_channels), nn.ReLU(), conv_like(first, state_channels))
+
+    def run_parts(
+        self, x: Tensor, *, addition: Tensor | None = None, gate: Gate | None = None, weight: Tensor | None = None
+    ) -> Parts:
+        y, taps = x, []
+        for index, (norm, conv) in enumerate(zip(self.norms, self.convs, strict=True)):
             y = conv(norm(y).relu())
-        return self.shortcut(x) + y
+            if index == 0:
+                y = plus(y, addition)
+            taps.append(y)
+        if gate is not None:
+            y = gate(y, taps[:-1])
+        shortcut = self.shortcut(x)
+        if self.branch_channels == self.residual_channels:
+            output = shortcut + y
+        else:
+            both, dense = self.residual_channels, shortcut[:, self.residual_channels :]
+            output = torch.cat((shortcut[:, :both] + y[:, :both], dense, y[:, both:]), 1)
+        return Parts(shortcut, output, projection(y, weight))
 
 
-class PreActResNet(Classifier):
+class PreActResNet(StagedClassifier):
     """A pre-activated ResNet of three stages for small images.
 
     Args:
         blocks: blocks of each stage.
         bottleneck: the kind of block.
-        widths: channels of the 3x3 convolutions of each stage; the stem has those of the first.
+        widths: channels of the 3x3 convolutions of each stage.
+        stem_width: channels of the stem.
+        growth: channels that each block adds to the dense path of a dual path network; 0 for a ResNet.
         num_classes: outputs of the classifier; 0 for none.
         in_chans: channels of the image.
         global_pool: timm's name of a pooling, "" for none.
@@ -82,95 +105,29 @@ class PreActResNet(Classifier):
         *,
         bottleneck: bool = False,
         widths: tuple[int, ...] = (16, 32, 64),
+        stem_width: int = 16,
+        growth: int = 0,
         num_classes: int = 10,
         in_chans: int = 3,
         global_pool: str = "avg",
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        self.num_classes = num_classes
         self.stem = nn.Sequential(
-            nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+            nn.Conv2d(in_chans, stem_width, 3, padding=1, bias=False), nn.BatchNorm2d(stem_width), nn.ReLU()
         )
-        channels = widths[0]
+        channels = stem_width
         stages, self.feature_info = [], []
         for index, width in enumerate(widths):
             stage = []
             for position in range(blocks):
                 stride = 2 if index > 0 and position == 0 else 1
-                stage.append(PreActBlock(channels, width, bottleneck=bottleneck, stride=stride))
-                channels = width * 4 if bottleneck else width
+                stage.append(PreActBlock(channels, width, bottleneck=bottleneck, stride=stride, growth=growth))
+                channels = stage[-1].out_channels
             stages.append(nn.Sequential(*stage))
             self.feature_info.append({"num_chs": channels, "reduction": 2**index, "module": f"stages.{index}"})
         self.stages = nn.Sequential(*stages)
-        self.depth = len(stages)  # of the whole network: the last norm belongs to the last stage, pruned or not
-        self.norm: nn.Module = nn.BatchNorm2d(channels)
-        self.num_features = self.head_hidden_size = channels
-        self.global_pool = self.pool_of(global_pool)
-        self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(channels, num_classes) if num_classes else nn.Identity()
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else [(r"^stages\.(\d+)\.(\d+)", None)]}
-
-    def pool_of(self, global_pool: str) -> nn.Module:
-        return SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
-
-    def _run_stage(self, stage: nn.Module, x: Tensor) -> Tensor:
-        if self.grad_checkpointing and self.training:
-            return checkpoint_seq(stage, x)
-        return stage(x)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for stage in self.stages:
-            x = self._run_stage(stage, x)
-        return self.norm(x).relu()
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Features of the chosen stages, as timm's networks give them."""
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
-        take, last = feature_take_indices(len(self.stages), indices)
-        x = self.stem(x)
-        intermediates = []
-        for index, stage in enumerate(self.stages):
-            if stop_early and index > last:
-                break
-            x = self._run_stage(stage, x)
-            finished = index == self.depth - 1
-            if index in take:
-                intermediates.append(self.norm(x).relu() if norm and finished else x)
-        if intermediates_only:
-            return intermediates
-        return (self.norm(x).relu() if finished else x), intermediates
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        take, last = feature_take_indices(len(self.stages), indices)
-        self.stages = self.stages[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = self.head_drop(self.global_pool(x))
-        return x if pre_logits else self.head(x)
+        self._finish(channels, num_classes, global_pool, drop_rate)
 
 
 # Depth = 6 n + 2 for blocks of two convolutions, 9 n + 2 for bottlenecks.
@@ -179,30 +136,9 @@ DEPTHS: dict[str, dict[str, Any]] = {
     "preresnet56_cifar": {"blocks": 9},
     "preresnet110_cifar": {"blocks": 18},
     "preresnet164_cifar": {"blocks": 18, "bottleneck": True},
+    "preresnet164_cifar_wide12": {"blocks": 18, "bottleneck": True, "widths": (19, 35, 67)},  # Table 12
+    "preresnet164_cifar_dpn": {"blocks": 18, "bottleneck": True, "growth": 12},
 }
-default_cfgs = {
-    name: default_config(
-        num_classes=10,
-        input_size=(3, 32, 32),
-        crop_pct=1.0,
-        mean=CIFAR_MEAN,
-        std=CIFAR_STD,
-        first_conv="stem.0",
-        classifier="head",
-    )
-    for name in DEPTHS
-}
-
-
-def _register(name: str, options: dict[str, Any]) -> None:
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        feature_cfg = {"out_indices": (0, 1, 2), "feature_cls": "getter"}
-        return build_model_with_cfg(PreActResNet, name, pretrained, feature_cfg=feature_cfg, **{**options, **kwargs})
-
-    entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__doc__ = f"Pre-activated ResNet for 32-pixel images, {options['blocks']} blocks a stage."
-    register_model(entrypoint)
-
-
+default_cfgs = {name: cifar_config(first_conv="stem.0") for name in DEPTHS}
 for _name, _options in DEPTHS.items():
-    _register(_name, _options)
+    register_cifar(_name, PreActResNet, _options)

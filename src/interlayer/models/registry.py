@@ -5,17 +5,19 @@ from fnmatch import fnmatchcase
 
 import timm
 
-from . import ceit, preresnet
-from .mrla import ROWS
+from . import ceit, densenet, mrla, preresnet, rla, xception  # noqa: F401  mrla and rla fill ROWS
+from .rows import ROWS
+
+NETWORKS = {**ceit.default_cfgs, **preresnet.default_cfgs, **xception.default_cfgs, **densenet.default_cfgs}
 
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the models this library registers with timm that match a shell-style pattern.
 
-    >>> interlayer.list_models("resnet50_*")
-    ['resnet50_mla', 'resnet50_mrla_base', 'resnet50_mrla_light', 'resnet50_mrla_linear']
+    >>> interlayer.list_models("resnet101_m*")
+    ['resnet101_mrla_base', 'resnet101_mrla_light']
     """
-    return sorted(name for name in (*ROWS, *ceit.default_cfgs, *preresnet.default_cfgs) if fnmatchcase(name, pattern))
+    return sorted(name for name in (*ROWS, *NETWORKS) if fnmatchcase(name, pattern))
 
 
 def check_name(name: str) -> None:

@@ -1,8 +1,22 @@
 """What is computed: plain functions on tensors, each with a reference that defines it."""
 
+from importlib.util import find_spec
+
 from .dispatch import backend, backends, choose_from_environment
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
+from .recurrence import residual_end
+
+if find_spec("triton") is not None:  # not on every platform that torch runs on
+    from ._triton import residual_end as _fused_residual_end  # noqa: F401  adds itself to the operation
 
 choose_from_environment()
 
-__all__ = ["backend", "backends", "depthwise_value", "layer_attention", "light_attention", "linear_recurrence"]
+__all__ = [
+    "backend",
+    "backends",
+    "depthwise_value",
+    "layer_attention",
+    "light_attention",
+    "linear_recurrence",
+    "residual_end",
+]

@@ -27,7 +27,7 @@ class Implementation:
 
 
 class Operation:
-    """A function on tensors with one or more implementations, tried in the order they were added, reference last."""
+    """A function on tensors with one or more implementations, tried last added first, reference last."""
 
     def __init__(self, reference: Callable[..., Any]) -> None:
         self.__name__ = reference.__name__
@@ -40,7 +40,7 @@ class Operation:
         """Decorator: add `function` as the implementation `name`, used where `objection` returns None."""
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.kernels.append(Implementation(name, function, objection))
+            self.kernels.insert(0, Implementation(name, function, objection))
             return function
 
         return add
@@ -66,6 +66,11 @@ class _Choice:
 
 _OPERATIONS: dict[str, Operation] = {}
 _choice = _Choice()
+
+
+def asked_for(name: str) -> bool:
+    """Whether an implementation was asked for by name."""
+    return _choice.name == name
 
 
 def backends() -> list[str]:

@@ -1,0 +1,53 @@
+"""What recurrent layer aggregation costs: a training step of ResNet-50 with and without it.
+
+    python benchmarks/rla_step.py                     # on a GPU: batch 256, 224 pixels, bfloat16, channels_last
+    python benchmarks/rla_step.py --batch-size 64 --models resnet50 resnet50_rla resnet50_eca_rla
+
+Times are medians of single steps (forward, backward, SGD with momentum), memory is the peak of a step; the ratios are
+to the first model, eager to eager and compiled to compiled. "reference" runs every operation in plain PyTorch.
+"""
+
+import argparse
+
+import timm
+import torch
+
+import interlayer
+from interlayer.analysis import Setting, measure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["resnet50", "resnet50_rla"])
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compiled-only", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    print(f"{'model':24} {'':18}" + "".join(f" {what:>11} {'ratio':>6}" for what in ("step", "memory", "inference")))
+    for compiled in (True,) if arguments.compiled_only else (False, True):
+        setting = Setting(
+            arguments.batch_size, arguments.image_size, arguments.device, "bfloat16", True, compiled, arguments.steps
+        )
+        first = None
+        for name in arguments.models:
+            for backend in ("auto",) if name == arguments.models[0] or compiled else ("auto", "reference"):
+                with interlayer.backend(backend):
+                    cost = measure(timm.create_model(name), setting)
+                first = first or cost
+                how = ("compiled" if compiled else "eager") + ("" if backend == "auto" else f", {backend}")
+                figures = [
+                    (cost.train_seconds * 1e3, "ms", cost.train_seconds / first.train_seconds),
+                    (cost.memory / 2**30, "GiB", cost.memory / first.memory),
+                    (cost.inference_seconds * 1e3, "ms", cost.inference_seconds / first.inference_seconds),
+                ]
+                columns = "".join(f" {value:7.2f} {unit:3} {ratio:6.3f}" for value, unit, ratio in figures)
+                print(f"{name:24} {how:18}{columns}", flush=True)
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Attention on a residual branch, and its forms in which layers interact: the peers layer attention is compared with.
+
+A gate scales the branch y of a residual block before the shortcut is added.
+
+    BranchAttention   any of timm's attention layers on y: SE, ECA, CBAM, GC, NL
+    DIA               one LSTM for all blocks of a stage reads the average of each branch in turn and gives its scale.
+                      Huang et al., DIANet: Dense-and-Implicit Attention Network, AAAI 2020, section 3
+    BridgeAttention   the scale is made from the averages of all the block's maps, not of its last alone.
+                      Zhao et al., BA-Net: Bridge Attention for Deep Convolutional Neural Networks, ECCV 2022, section 3
+
+Shapes: y [B, C, H, W]; a map inside the branch [B, C_i, H_i, W_i]; averages [B, C]; scales [B, C, 1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from timm.layers import create_attn
+from timm.layers.squeeze_excite import SEModule
+from torch import Tensor, nn
+
+from .description import record_description
+
+REDUCTION = 16  # of the hidden layer of SE and of bridge attention, as their papers have it
+DIA_REDUCTION = 4  # of the hidden layers of DIA's LSTM
+
+
+class BranchGate(nn.Module):
+    """Base: what changes a block's branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        record_description(self)
+
+    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
+        """The branch after the gate, and what the next block's gate of the stage is given."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, str]:
+        return {"mechanism": type(self).__name__}
+
+
+class BranchAttention(BranchGate):
+    """One of timm's attention layers on the branch.
+
+    Args:
+        channels: C.
+        kind: timm's name of the layer: "se", "eca", "cbam", "gc" or "nl".
+    """
+
+    def __init__(self, channels: int, *, kind: str) -> None:
+        super().__init__()
+        layer: Any = kind
+        if kind == "se":  # the original: a reduction of 16 and no bias
+            layer = partial(SEModule, rd_ratio=1 / REDUCTION, bias=False)
+        self.kind = kind
+        self.attention = create_attn(layer, channels)
+
+    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
+        return self.attention(y), None
+
+    def describe(self) -> dict[str, str]:
+        return {**super().describe(), "kind": self.kind}
+
+
+class DIA(BranchGate):
+    """DIANet's attention: y' = y ⊙ h, where (h, c) = LSTM(average of y, (h, c) of the block before), shared by a stage.
+
+    The LSTM's four gates come from two linear layers with a ReLU between them, of the input and of h each, and its
+    output is sigmoid(o) ⊙ sigmoid(c), so that every scale lies between 0 and 1.
+
+    Args:
+        widths: channels of each stage.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(nn.ModuleList((_gates(width), _gates(width))) for width in widths)
+
+    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
+        average = y.mean((2, 3))
+        hidden, cell = memory if memory is not None else (average.new_zeros(average.shape),) * 2
+        linears: Any = self.stages[stage]
+        of_input, of_hidden = linears
+        enter, candidate, forget, leave = (of_input(average) + of_hidden(hidden)).chunk(4, 1)
+        cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
+        hidden = leave.sigmoid() * cell.sigmoid()
+        return y * hidden[..., None, None], (hidden, cell)
+
+
+def _gates(channels: int) -> nn.Sequential:
+    hidden = max(1, channels // DIA_REDUCTION)
+    return nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, 4 * channels))
+
+
+class BridgeAttention(BranchGate):
+    """Bridge attention: y' = y ⊙ sigmoid(W ReLU(sum over the block's maps i of BN_i(W_i average of map i))).
+
+    Args:
+        channels: C.
+        taps: channels of the maps inside the branch, in order; y itself is the last map.
+    """
+
+    def __init__(self, channels: int, taps: Sequence[int]) -> None:
+        super().__init__()
+        hidden = max(1, channels // REDUCTION)
+        self.bridges = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden)) for width in (*taps, channels)
+        )
+        self.scale = nn.Linear(hidden, channels, bias=False)
+
+    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
+        averages = [tap.mean((2, 3)) for tap in (*taps, y)]
+        bridged = sum(bridge(average) for bridge, average in zip(self.bridges, averages, strict=True))
+        return y * self.scale(bridged.relu()).sigmoid()[..., None, None], None  # type: ignore[union-attr]

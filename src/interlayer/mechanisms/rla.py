@@ -1,0 +1,308 @@
+"""Recurrent layer aggregation: a small state that every block reads and adds to.
+
+Paper: Recurrence along Depth: Deep Convolutional Neural Networks with Recurrent Layer Aggregation, NeurIPS 2021,
+section 3.3, Figures 3, 4, 6 and 7. A residual block has an input x, a branch y, a shortcut s and an output
+x' = act(y + s); the state h of k channels travels beside x from the first block to the classifier:
+
+    y  = f([x, h])                       the block reads the state with its input
+    h' = g2(tanh(BN(h + g1(y))))         g1: 1x1 from C to k channels, g2: 3x3 from k to k, BN: the block's own
+
+g1 and g2 are shared by the blocks of a stage. h is zero before the first block, average-pooled 2x2 where a block
+strides, and after the last block normalised, activated and concatenated with x for the classifier.
+
+A convolution of a concatenation is the sum of two, f([x, h]) = f_x(x) + f_h(h), and that is how it is computed here:
+the block keeps its own convolution, and f_h, here `exchanges`, belongs to the aggregation.
+
+    x, y, s, x'   [B, C, H, W]
+    h             [B, k, H, W]; with an LSTM cell also c of the same shape
+
+Deviations: none in what is computed. Of an odd height or width the pooled state keeps the last row and column, as a
+strided convolution with padding does; the published program cannot run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .description import Init, Reading, expect_choice, record_description
+
+Insert = Literal["branch", "output", "shortcut"]
+Joins = Literal["before", "after"]
+Cell = Literal["preact", "postact", "convlstm", "convgru"]
+Activation = Literal["tanh", "relu", "none"]
+
+# The integration strategies of Figure 4 and the cells of Figures 6 and 7, by the names of Tables 6 and 11.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "v1": {},
+    "v2": {"joins": "after"},
+    "v3": {"insert": "output"},
+    "v4": {"insert": "output", "joins": "after"},
+    "v5": {"insert": "shortcut"},
+    "v6": {"insert": "shortcut", "joins": "after"},
+    "postact": {"cell": "postact"},
+    "convlstm": {"cell": "convlstm"},
+    "convgru": {"cell": "convgru"},
+    "unshared": {"shared": False},
+    "no_exchange": {"exchange": False},
+}
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What the aggregation needs to know of a stage.
+
+    Args:
+        widths: channels of each block's branch. Blocks of one width share g1.
+        exchanges: for each block, the path by which the state enters it.
+    """
+
+    widths: Sequence[int]
+    exchanges: Sequence[nn.Module]
+
+
+class RLA(nn.Module):
+    """The aggregation of a whole network: a stage's convolutions are shared, its norms and exchanges each block's own.
+
+    Args:
+        stages: what is known of the host's stages.
+        state_channels: k.
+        insert: what g1 reads: the residual "branch" y, the block's "output" x' or its "shortcut" s.
+        joins: whether g1's result is added "before" the recurrent convolution, h' = g2(tanh(BN(h + g1(·)))), or "after"
+            it, h' = g2(tanh(BN(h))) + g1(·).
+        cell: "preact" as above; "postact" for tanh(BN(g2(h + g1(·)))); "convlstm" and "convgru" for those cells, whose
+            input is tanh(BN(g1(·))), or g1(·) where `cell_norm` is False.
+        shared: False gives every block a g1 and a g2 of its own.
+        exchange: False for blocks that do not read the state.
+        depthwise: whether g2 is depthwise, as for MobileNetV2.
+        cell_bias: whether the convolutions of an LSTM or GRU cell have a bias.
+        cell_norm: whether the input of an LSTM or GRU cell is normalised.
+        one_recurrence: whether all stages share one g2, as in the published MobileNetV2.
+        head_channels: channels of the backbone's last map where a classifier reads the last state; None for no head.
+        join: a convolution of the last state whose result is added to that of the network's own last convolution; None
+            where the last state is concatenated with the last map.
+        head_norm: whether the last state is normalised.
+        head_activation: what follows, "none" for nothing.
+        reading: "paper", or "published" for what the authors' program computes; the host resolves it.
+        init: "paper", or "identity" for a network that starts by ignoring the state.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StagePlan],
+        *,
+        state_channels: int = 32,
+        insert: Insert = "branch",
+        joins: Joins = "before",
+        cell: Cell = "preact",
+        shared: bool = True,
+        exchange: bool = True,
+        depthwise: bool = False,
+        cell_bias: bool = True,
+        cell_norm: bool = True,
+        one_recurrence: bool = False,
+        head_channels: int | None = None,
+        join: nn.Module | None = None,
+        head_norm: bool = True,
+        head_activation: Activation = "tanh",
+        reading: Reading = "paper",
+        init: Init = "paper",
+    ) -> None:
+        super().__init__()
+        expect_choice("insert", insert, ("branch", "output", "shortcut"))
+        expect_choice("joins", joins, ("before", "after"))
+        expect_choice("cell", cell, ("preact", "postact", "convlstm", "convgru"))
+        expect_choice("head_activation", head_activation, ("tanh", "relu", "none"))
+        expect_choice("reading", reading, ("paper", "published"))
+        expect_choice("init", init, ("paper", "identity"))
+        if state_channels < 1:
+            raise ValueError(f"state_channels must be at least 1, got {state_channels}")
+        if joins == "after" and cell != "preact":
+            raise ValueError(f"joins='after' is defined for cell='preact' alone, got cell={cell!r}")
+        if depthwise and cell not in ("preact", "postact"):
+            raise ValueError(f"depthwise=True is defined for cell='preact' and 'postact', got cell={cell!r}")
+        if one_recurrence and not shared:
+            raise ValueError("one_recurrence=True shares g2 over all stages, shared=False over none: give one of them")
+        self.state_channels = state_channels
+        self.insert = insert
+        self.joins = joins
+        self.cell = cell
+        self.exchange = exchange
+        self.reading = reading
+        self.head_activation = head_activation
+
+        def recurrence() -> nn.Module:
+            return _recurrence(cell, state_channels, depthwise, cell_bias)
+
+        only = recurrence() if one_recurrence else None
+        self.recurrent = only  # of all stages, where they share one
+        self.stages = nn.ModuleList(
+            _Stage(plan, state_channels, recurrence, shared, exchange, cell_norm or cell == "preact", only is not None)
+            for plan in stages
+        )
+        self.head_channels = head_channels
+        self.join = join
+        self.norm = nn.BatchNorm2d(state_channels) if head_channels is not None and head_norm else None
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if init == "identity":
+            paths = [path for stage in self.stages for path in stage.exchanges]  # type: ignore[union-attr]
+            for path in paths if join is None else [*paths, join]:
+                nn.init.zeros_([m for m in path.modules() if isinstance(m, nn.Conv2d)][-1].weight)
+        record_description(self)
+
+    def read(self, stage: int, block: int, state: Any, x: Tensor) -> Tensor | None:
+        """What the state adds inside a block of input x: f_h(h), or None without exchange."""
+        if not self.exchange:
+            return None
+        path: Any = self.stages[stage].exchanges[block]  # type: ignore[union-attr, index]
+        return path(self._hidden(self._start(x) if state is None else pooled_to(x, state)))
+
+    def projection(self, stage: int, block: int) -> Tensor:
+        """The weights of g1 for a block."""
+        return self.stages[stage].compression(block).weight  # type: ignore[union-attr, operator]
+
+    def update(self, stage: int, block: int, state: Any, inserted: Tensor) -> Any:
+        """The next state, from the one before and `inserted` = g1(·), whose size it takes."""
+        part: Any = self.stages[stage]
+        norm = part.norms[block] if len(part.norms) else nn.Identity()
+        recurrent = self.recurrent or part.recurrence(block)
+        if self.cell in ("convlstm", "convgru"):
+            state = self._start(inserted) if state is None else pooled_to(inserted, state)
+            entered = norm(inserted).tanh() if len(part.norms) else inserted
+            return recurrent(entered, state)
+        if self.joins == "after":
+            state = self._start(inserted) if state is None else pooled_to(inserted, state)
+            return recurrent(norm(state).tanh()) + inserted
+        joined = inserted if state is None else pooled_to(inserted, state) + inserted
+        if self.cell == "postact":
+            return norm(recurrent(joined)).tanh()
+        return recurrent(norm(joined).tanh())
+
+    def last(self, state: Any) -> Tensor:
+        """The last state as the classifier reads it, [B, k, H, W]."""
+        hidden = self._hidden(state)
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        if self.head_activation == "none":
+            return hidden
+        return hidden.relu() if self.head_activation == "relu" else hidden.tanh()
+
+    def forward(self, x: Any) -> Any:
+        """The identity: a container that runs all its children, as timm's feature networks do, may run this one."""
+        return x
+
+    def _start(self, like: Tensor) -> Any:
+        shape = (like.shape[0], self.state_channels, *like.shape[2:])
+        hidden = like.new_zeros(shape)
+        if like.is_contiguous(memory_format=torch.channels_last):
+            hidden = hidden.contiguous(memory_format=torch.channels_last)
+        return (hidden, torch.zeros_like(hidden)) if self.cell == "convlstm" else hidden
+
+    @staticmethod
+    def _hidden(state: Any) -> Tensor:
+        return state[0] if isinstance(state, tuple) else state
+
+    def describe(self) -> dict[str, str]:
+        """What the tensors alone do not tell: modules that differ here compute different functions of equal tensors."""
+        return {
+            "mechanism": "RLA",
+            "reading": self.reading,
+            "insert": self.insert,
+            "joins": self.joins,
+            "cell": self.cell,
+            "head_activation": self.head_activation,
+        }
+
+    def extra_repr(self) -> str:
+        return f"state_channels={self.state_channels}, insert={self.insert!r}, joins={self.joins!r}, cell={self.cell!r}"
+
+
+class _Stage(nn.Module):
+    """The modules of one stage: one g1 for each width and one g2, or one of each for every block."""
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        state_channels: int,
+        recurrence: Callable[[], nn.Module],
+        shared: bool,
+        exchange: bool,
+        normalise: bool,
+        recurrence_elsewhere: bool,
+    ) -> None:
+        super().__init__()
+        blocks = len(plan.widths)
+        widths = list(dict.fromkeys(plan.widths)) if shared else list(plan.widths)
+        self.shared = shared
+        self.which = [widths.index(width) if shared else block for block, width in enumerate(plan.widths)]
+        self.compress = nn.ModuleList(nn.Conv2d(width, state_channels, 1, bias=False) for width in widths)
+        count = 0 if recurrence_elsewhere else 1 if shared else blocks
+        self.recurrent = nn.ModuleList(recurrence() for _ in range(count))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(state_channels) for _ in range(blocks if normalise else 0))
+        self.exchanges = nn.ModuleList(plan.exchanges if exchange else ())
+
+    def compression(self, block: int) -> nn.Module:
+        return self.compress[self.which[block]]
+
+    def recurrence(self, block: int) -> nn.Module:
+        return self.recurrent[0 if self.shared else block]
+
+
+class ConvLSTM(nn.Module):
+    """A ConvLSTM cell without peepholes: one 3x3 convolution of [input, h] to the gates i, f, o and the candidate g.
+
+    c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
+    """
+
+    def __init__(self, channels: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.gates = nn.Conv2d(2 * channels, 4 * channels, 3, padding=1, bias=bias)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        hidden, memory = state
+        enter, forget, leave, candidate = self.gates(torch.cat((x, hidden), 1)).chunk(4, 1)
+        memory = forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh()
+        return leave.sigmoid() * memory.tanh(), memory
+
+
+class ConvGRU(nn.Module):
+    """A ConvGRU cell: 3x3 convolutions of [input, h] to the gates r, z and of [input, r h] to the candidate n.
+
+    h' = (1 - z) h + z tanh(n).
+    """
+
+    def __init__(self, channels: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.gates = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, bias=bias)
+        self.candidate = nn.Conv2d(2 * channels, channels, 3, padding=1, bias=bias)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        reset, update = self.gates(torch.cat((x, hidden), 1)).sigmoid().chunk(2, 1)
+        candidate = self.candidate(torch.cat((x, reset * hidden), 1)).tanh()
+        return (1 - update) * hidden + update * candidate
+
+
+def _recurrence(cell: Cell, channels: int, depthwise: bool, bias: bool) -> nn.Module:
+    if cell == "convlstm":
+        return ConvLSTM(channels, bias=bias)
+    if cell == "convgru":
+        return ConvGRU(channels, bias=bias)
+    return nn.Conv2d(channels, channels, 3, padding=1, groups=channels if depthwise else 1, bias=False)
+
+
+def pooled_to(like: Tensor, state: Any) -> Any:
+    """The state at the size of `like`: average-pooled 2x2 where a block has strided."""
+    if isinstance(state, tuple):
+        return tuple(pooled_to(like, part) for part in state)
+    if state.shape[2:] == like.shape[2:]:
+        return state
+    return F.avg_pool2d(state, 2, ceil_mode=True, count_include_pad=False)

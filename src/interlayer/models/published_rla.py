@@ -1,0 +1,131 @@
+"""Names and shapes in the published RLA checkpoints.
+
+There a block's first convolution reads [x, h] with one weight, and the norms and convolutions of the state lie beside
+the stages. Here the part that reads h is the aggregation's own (`rla.stages.0.exchanges.1`), and the block's weights
+have a plain backbone's shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..hosts import attached_blocks
+
+PUBLISHED_RLA = r"^(conv_outs|recurrent_convs|recurrent_dsconvs|stage_bns)\.|\.(conv_out|recurrent_conv|bn_rla)\."
+
+# Of a block of MobileNetV2, with and without an expansion: the names there, and the names here.
+INVERTED = {
+    "conv1x1.0": "conv_pw",
+    "conv1x1.1": "bn1",
+    "conv.0.0": "conv_dw",
+    "conv.0.1": "bn2",
+    "conv.1": "conv_pwl",
+    "conv.2": "bn3",
+    "conv.3": "eca_gate.attention",
+    "eca": "eca_gate.attention",
+}
+NOT_EXPANDED = {
+    **{key: value for key, value in INVERTED.items() if "eca" in value},
+    "conv.0.0": "conv_dw",
+    "conv.0.1": "bn1",
+    "conv.1": "conv_pw",
+    "conv.2": "bn2",
+}
+# The part of each that belongs to the state: its name here, and the dimension along which [x, h] lie.
+OF_STATE_RESNET = {"conv1": ("", 1)}
+OF_STATE_INVERTED = {"conv.0.0": ("0.", 0), "conv.0.1": ("1.", 0), "conv.1": ("3.", 1)}
+RESNET = {"eca": "se", "se.fc.0": "se.fc1", "se.fc.2": "se.fc2"}
+CELLS = {"conv": "gates", "conv_gates": "gates", "conv_can": "candidate"}  # of ConvLSTM and ConvGRU
+
+
+def has_published_rla(source: Mapping[str, Any]) -> bool:
+    return any(re.search(PUBLISHED_RLA, name) for name in source)
+
+
+def from_published_rla(source: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a published RLA model under the names of `model`, split where the state has a part of its own.
+
+    What is not known keeps its name, and is reported as unknown by the caller.
+    """
+    rla: Any = getattr(model, "rla", None)
+    if rla is None:
+        return dict(source)
+    blocks = [(name, block.interlayer_state) for name, block in attached_blocks(model)]
+    mobile = any(name.startswith("blocks.") for name, _ in blocks)
+    compressions = [  # there in order of stage and width, here by stage
+        f"rla.stages.{s}.compress.{w}" for s, stage in enumerate(rla.stages) for w in range(len(stage.compress))
+    ]
+    result: dict[str, Tensor] = {}
+    for name, tensor in source.items():
+        module, _, kind = name.rpartition(".")
+        if found := re.match(r"stages\.(\d+)\.(\d+)\.(.+)$", module):
+            stage, index, inner = int(found[1]), int(found[2]), found[3]
+            block = f"blocks.{stage}.{index}" if mobile else f"layer{stage + 1}.{index}"
+            place = next((place for other, place in blocks if other == block), None)
+            result |= _of_block(model, rla, block, place, inner, kind, tensor, mobile)
+        elif found := re.match(r"conv_outs\.(\d+)$", module):
+            result[f"{_at(compressions, int(found[1]), module)}.{kind}"] = tensor
+        elif found := re.match(r"stage_bns\.(\d+)\.(\d+)$", module):
+            block = f"blocks.{found[1]}.{found[2]}" if mobile else f"layer{int(found[1]) + 1}.{found[2]}"
+            place = next((place for other, place in blocks if other == block), None)
+            norm = module if place is None else f"rla.stages.{place.stage}.norms.{place.index}"
+            result[f"{norm}.{kind}"] = tensor
+        elif found := re.match(r"recurrent_convs\.(\d+)(?:\.(\w+))?$", module):
+            cell = f".{CELLS.get(found[2], found[2])}" if found[2] else ""
+            result[f"rla.stages.{found[1]}.recurrent.0{cell}.{kind}"] = tensor
+        elif re.match(r"recurrent_dsconvs\.\d+$", module):
+            result[f"rla.recurrent.{kind}"] = tensor  # five names of one convolution: the last to be loaded stays
+        else:
+            result |= _of_network(model, rla, module, kind, tensor, mobile)
+    return result
+
+
+def _of_block(
+    model: nn.Module, rla: Any, block: str, place: Any, inner: str, kind: str, tensor: Tensor, mobile: bool
+) -> dict[str, Tensor]:
+    if inner in ("conv_out", "recurrent_conv", "bn_rla") and place is not None:  # not shared
+        ours = {"conv_out": "compress", "recurrent_conv": "recurrent", "bn_rla": "norms"}[inner]
+        return {f"rla.stages.{place.stage}.{ours}.{place.index}.{kind}": tensor}
+    prefixes = RESNET
+    if mobile:
+        expanded = f"{block}.conv_pwl.weight" in dict(model.named_parameters())
+        prefixes = INVERTED if expanded else NOT_EXPANDED
+    known = next((prefix for prefix in sorted(prefixes, key=len, reverse=True) if _is_under(inner, prefix)), None)
+    renamed = inner if known is None else prefixes[known] + inner.removeprefix(known)
+    of_state = (OF_STATE_INVERTED if mobile else OF_STATE_RESNET).get(inner)
+    if of_state is None or place is None or not rla.exchange or tensor.dim() == 0:
+        result = {f"{block}.{renamed}.{kind}": tensor}
+        if of_state is not None and place is not None and rla.exchange:  # a count of batches, of both norms
+            result[f"rla.stages.{place.stage}.exchanges.{place.index}.{of_state[0]}{kind}"] = tensor
+        return result
+    part, dim = of_state
+    own = tensor.shape[dim] - rla.state_channels
+    path = f"rla.stages.{place.stage}.exchanges.{place.index}.{part}{kind}"
+    return {
+        f"{block}.{renamed}.{kind}": tensor.narrow(dim, 0, own),
+        path: tensor.narrow(dim, own, rla.state_channels),
+    }
+
+
+def _of_network(model: nn.Module, rla: Any, module: str, kind: str, tensor: Tensor, mobile: bool) -> dict[str, Tensor]:
+    if module == "bn2":
+        return {f"rla.norm.{kind}": tensor}
+    if not mobile:
+        return {f"{module}.{kind}": tensor}
+    if module == "conv2.0" and rla.join is not None:
+        own = tensor.shape[1] - rla.state_channels
+        return {"conv_head.weight": tensor[:, :own], "rla.join.weight": tensor[:, own:]}
+    names = {"conv1.0": "conv_stem", "conv1.1": "bn1", "conv2.1": "bn2", "classifier.1": "classifier"}
+    return {f"{names.get(module, module)}.{kind}": tensor}
+
+
+def _is_under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _at(names: list[str], index: int, otherwise: str) -> str:
+    return names[index] if index < len(names) else otherwise

@@ -1,0 +1,111 @@
+"""Named models as rows of data: a backbone, what is attached to it, and how, registered with timm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import timm
+from timm.models import register_model
+from torch import nn
+
+from .. import hosts
+from ..mechanisms.description import Reading
+from .config import config_like
+
+
+@dataclass(frozen=True)
+class Row:
+    """A named model.
+
+    Args:
+        name: the name timm knows it by.
+        backbone: the timm model it extends.
+        mechanism: key of `interlayer.attach`; "" for a model that differs from the backbone by its options alone.
+        options: options of `interlayer.attach`.
+        companion: a mechanism attached before, such as "eca".
+        backbone_options: what the backbone is built with.
+        published_options, published_backbone: what differs in the authors' published model besides the reading.
+        config: what differs from the backbone's configuration.
+    """
+
+    name: str
+    backbone: str
+    mechanism: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    companion: str = ""
+    backbone_options: Mapping[str, Any] = field(default_factory=dict)
+    published_options: Mapping[str, Any] = field(default_factory=dict)
+    published_backbone: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+ROWS: dict[str, Row] = {}
+default_cfgs: dict[str, dict[str, Any]] = {}  # timm looks for it here
+
+
+def register_rows(rows: Iterable[Row]) -> None:
+    """Make timm know the models."""
+    for row in rows:
+        ROWS[row.name] = row
+        default_cfgs[row.name] = config_like(row.backbone, **row.config)
+        _register(row)
+
+
+def _register(row: Row) -> None:
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return build(row, pretrained, **kwargs)
+
+    what = " and ".join(filter(None, (row.companion, row.mechanism)))
+    entrypoint.__name__ = entrypoint.__qualname__ = row.name
+    entrypoint.__doc__ = f"{row.backbone}" + (f" with {what} attached" if what else "") + "; see `models.rows.build`."
+    register_model(entrypoint)
+
+
+def build(
+    row: Row,
+    pretrained: bool = False,
+    *,
+    reading: Reading = "paper",
+    attach_options: Mapping[str, Any] | None = None,
+    pretrained_cfg: Any = None,
+    pretrained_cfg_overlay: Any = None,
+    cache_dir: Any = None,
+    **backbone_options: Any,
+) -> nn.Module:
+    """Build a row's backbone through timm and attach its mechanism.
+
+    Args:
+        row: the named model.
+        pretrained: must be False: no weights of these models are distributed.
+        reading: "paper", or "published" for the authors' program, other stem and heads included where it has them.
+        pretrained_cfg_overlay: entries of the model's configuration to replace, such as its mean and std.
+        attach_options: options of `interlayer.attach` that replace the row's, such as {"drop_path": 0.0}.
+        backbone_options: anything `timm.create_model` takes for the backbone.
+    """
+    if pretrained:
+        remedy = f"interlayer.attach(timm.create_model({row.backbone!r}, pretrained=True), {row.mechanism!r}, "
+        raise RuntimeError(
+            f"no pretrained weights of {row.name} exist"
+            + (f"; to start from the backbone's: {remedy}init='identity')" if row.mechanism else "")
+        )
+    if "reading" in (attach_options or {}):
+        raise ValueError("give reading= to create_model itself: the backbone depends on it too")
+    if not row.mechanism and (attach_options or reading != "paper"):
+        raise ValueError(f"nothing is attached in {row.name}, so it has neither attach_options nor another reading")
+    options = dict(row.options)
+    built_with = dict(row.backbone_options)
+    if reading == "published":
+        options |= row.published_options
+        built_with |= row.published_backbone
+    model = timm.create_model(row.backbone, pretrained=False, **{**built_with, **backbone_options})
+    config = {**(model.pretrained_cfg or {}), **default_cfgs[row.name], "architecture": row.name}
+    config |= pretrained_cfg_overlay or {}
+    config["num_classes"] = backbone_options.get("num_classes", config["num_classes"])
+    model.pretrained_cfg = model.default_cfg = config  # type: ignore[assignment]
+    if row.companion:
+        hosts.attach(model, row.companion)
+    if row.mechanism:
+        hosts.attach(model, row.mechanism, reading=reading, **{**options, **(attach_options or {})})
+    return model

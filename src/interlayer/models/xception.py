@@ -1,0 +1,146 @@
+"""The thin Xception for 32-pixel images of the RLA paper, which timm lacks.
+
+Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, narrowed as in Table 9 of
+"Recurrence along Depth" (RLA). Shapes, for an image [B, 3, 32, 32]:
+
+    stem      conv3x3(16), BN, ReLU, conv3x3(32), BN, ReLU                [B, 32, 32, 32]
+    stage 1   sep 64, sep 64; sep 128, sep 128; sep 256, sep 256          [B, 256, 16, 16]
+    stage 2   8 blocks of three sep 256; sep 256, sep 512                 [B, 512, 8, 8]
+    stage 3   sep 512, sep 512, without a shortcut                        [B, 512, 8, 8]
+    head      ReLU, global average pool, linear
+
+"sep" is a 3x3 depthwise and a 1x1 convolution followed by BN, with a ReLU before it except where an activated map
+enters. A block whose width changes has a 1x1 convolution with BN on its shortcut; the last blocks of stages 1 and 2 end
+with a 3x3 max pooling of stride 2, their shortcuts stride. Convolutions have no bias.
+
+Deviations: Table 9 omits the block of 256 channels in stage 1, without which the printed parameters (2.70M) fit no
+reading; with it there are 2,701,882.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from .classifier import StagedClassifier
+from .config import cifar_config, register_cifar
+
+
+class SeparableConv(nn.Module):
+    """A 3x3 depthwise convolution, a 1x1 convolution and a norm, of the activated or the raw input."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, activate: bool = True) -> None:
+        super().__init__()
+        self.activate = activate
+        self.depthwise = nn.Conv2d(in_channels, in_channels, 3, padding=1, groups=in_channels, bias=False)
+        self.pointwise = nn.Conv2d(in_channels, out_channels, 1, bias=False)
+        self.norm = nn.BatchNorm2d(out_channels)
+
+    def forward(self, x: Tensor, addition: Tensor | None = None) -> Tensor:
+        x = self.pointwise(self.depthwise(x.relu() if self.activate else x))
+        return self.norm(plus(x, addition))
+
+
+class XceptionBlock(PartedBlock):
+    """Separable convolutions in a row, and a shortcut beside them.
+
+    Args:
+        in_channels: channels of the input.
+        widths: output channels of each separable convolution.
+        activate_first: whether the first of them begins with a ReLU.
+        pool: whether the branch ends with a pooling of stride 2.
+        shortcut: False for none.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        widths: tuple[int, ...],
+        *,
+        activate_first: bool = True,
+        pool: bool = False,
+        shortcut: bool = True,
+    ) -> None:
+        super().__init__()
+        channels = (in_channels, *widths)
+        self.branch_channels = widths[-1]
+        self.pools_last = pool
+        self.has_skip = shortcut
+        self.separable = nn.ModuleList(
+            SeparableConv(channels[i], width, activate=activate_first or i > 0) for i, width in enumerate(widths)
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if shortcut and (pool or in_channels != widths[-1]):
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, widths[-1], 1, 2 if pool else 1, bias=False), nn.BatchNorm2d(widths[-1])
+            )
+
+    def make_exchange(self, state_channels: int) -> nn.Module:
+        first: Any = self.separable[0]
+        activation = [nn.ReLU()] if first.activate else []
+        return nn.Sequential(
+            *activation,
+            conv_like(first.depthwise, state_channels, depthwise=True),
+            conv_like(first.pointwise, state_channels),
+        )
+
+    def run_parts(
+        self, x: Tensor, *, addition: Tensor | None = None, gate: Gate | None = None, weight: Tensor | None = None
+    ) -> Parts:
+        y, taps = x, []
+        for index, separable in enumerate(self.separable):
+            y = separable(y, addition if index == 0 else None)
+            taps.append(y)
+        if gate is not None:
+            y = gate(y, taps[:-1])
+        joined = F.max_pool2d(y, 3, 2, padding=1) if self.pools_last else y
+        shortcut = self.shortcut(x) if self.has_skip else None
+        return Parts(shortcut, plus(joined, shortcut), projection(y, weight))
+
+
+class XceptionThin(StagedClassifier):
+    """The thin Xception for small images.
+
+    Args:
+        num_classes: outputs of the classifier; 0 for none.
+        in_chans: channels of the image.
+        global_pool: timm's name of a pooling, "" for none.
+        drop_rate: dropout before the classifier.
+    """
+
+    def __init__(
+        self, *, num_classes: int = 10, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_chans, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1, bias=False),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+        )
+        self.stages = nn.Sequential(
+            nn.Sequential(
+                XceptionBlock(32, (64, 64), activate_first=False),
+                XceptionBlock(64, (128, 128)),
+                XceptionBlock(128, (256, 256), pool=True),
+            ),
+            nn.Sequential(
+                *(XceptionBlock(256, (256, 256, 256)) for _ in range(8)),
+                XceptionBlock(256, (256, 512), pool=True),
+            ),
+            nn.Sequential(XceptionBlock(512, (512, 512), activate_first=False, shortcut=False)),
+        )
+        self.feature_info = [
+            {"num_chs": channels, "reduction": reduction, "module": f"stages.{index}"}
+            for index, (channels, reduction) in enumerate(((256, 2), (512, 4), (512, 4)))
+        ]
+        self._finish(512, num_classes, global_pool, drop_rate, normalise=False)
+
+
+default_cfgs = {"xception_cifar": cifar_config(first_conv="stem.0")}
+register_cifar("xception_cifar", XceptionThin, {})

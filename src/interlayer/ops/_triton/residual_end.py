@@ -1,0 +1,423 @@
+"""A block's last norm, its addition and activation, and the projection of its branch to a state, in few passes.
+
+With y = (x - mean) / std * gamma + beta over the pixels, N rows of C channels:
+
+    statistics   sums of x and x² by channel                                                         reads x
+    normaliser   mean and 1 / std, scale and shift with gamma and beta, the moving statistics
+    end          x' = ReLU(y + s), p = y Wᵀ                                             reads x, s; writes x', p
+
+and for the gradients g of x' and dp of p, with ds = g where x' > 0 and dy = ds + dp W:
+
+    reduce       ds; sums of dy and dy y^ by channel, dW = dpᵀ y                    reads g, x', x, dp; writes ds
+    gradients    of gamma, beta and W, from the sums of the programs
+    input        dx = (dy - mean(dy) - y^ mean(dy y^)) gamma / std                      reads ds, x, dp; writes dx
+
+y and dy are never stored. cuDNN and the elementwise kernels of eager PyTorch need eight passes over the map where the
+first two need three, and two more where the last two need seven.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..recurrence import objection_to_norm, residual_end
+from . import INTERPRETED, power_of_two, why_not_here
+
+ROWS = 64  # pixels a program holds at once
+CHANNELS = 64  # channels it holds at once
+SPLITS = 32  # partial sums added at once
+PROGRAMS = 1056  # of a reduction: eight for each of an H200's 132 multiprocessors
+MOST_STATE_CHANNELS = 128
+TYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+
+
+@triton.jit
+def _statistics_kernel(
+    x_ptr,  # [rows, channels]
+    sums_ptr,  # [splits, 2, channels]: of x - x[0] and of its square; the first row keeps large means from cancelling
+    rows,
+    channels,
+    splits,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    split = tl.program_id(1)
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    pivot = tl.load(x_ptr + columns, mask=inside, other=0.0).to(ACC)
+    total = tl.zeros([CHANNELS], ACC)
+    squares = tl.zeros([CHANNELS], ACC)
+    for start in range(split * ROWS, rows, splits * ROWS):
+        lines = start + tl.arange(0, ROWS)
+        mask = (lines < rows)[:, None] & inside[None, :]
+        places = lines.to(tl.int64)[:, None] * channels + columns[None, :]
+        value = tl.load(x_ptr + places, mask=mask, other=0.0).to(ACC)
+        value = tl.where(mask, value - pivot[None, :], 0.0)
+        total += tl.sum(value, 0)
+        squares += tl.sum(value * value, 0)
+    tl.store(sums_ptr + (split * 2) * channels + columns, total, mask=inside)
+    tl.store(sums_ptr + (split * 2 + 1) * channels + columns, squares, mask=inside)
+
+
+@triton.jit
+def _sum_of_splits(
+    parts_ptr,  # [splits, stride]: `columns` of every row are summed
+    columns,
+    inside,
+    splits,
+    stride,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    total = tl.zeros([CHANNELS], ACC)
+    for start in range(0, splits, SPLITS):
+        parts = start + tl.arange(0, SPLITS)
+        mask = (parts < splits)[:, None] & inside[None, :]
+        total += tl.sum(tl.load(parts_ptr + parts[:, None] * stride + columns[None, :], mask=mask, other=0.0), 0)
+    return total
+
+
+@triton.jit
+def _normaliser_kernel(
+    x_ptr,  # [rows, channels]: its first row is the pivot of the sums
+    sums_ptr,  # [splits, 2, channels]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    running_mean_ptr,  # [channels]
+    running_var_ptr,  # [channels]
+    table_ptr,  # [4, channels]: mean, 1 / std, scale, shift
+    rows,
+    channels,
+    splits,
+    eps,
+    momentum,
+    unbias,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    shifted = _sum_of_splits(sums_ptr, columns, inside, splits, 2 * channels, SPLITS, CHANNELS, ACC) / rows
+    squares = _sum_of_splits(sums_ptr + channels, columns, inside, splits, 2 * channels, SPLITS, CHANNELS, ACC) / rows
+    mean = shifted + tl.load(x_ptr + columns, mask=inside, other=0.0).to(ACC)
+    variance = tl.maximum(squares - shifted * shifted, 0.0)
+    inverse_std = 1.0 / tl.sqrt(variance + eps)
+    scale = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC) * inverse_std
+    shift = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC) - mean * scale
+    tl.store(table_ptr + columns, mean, mask=inside)
+    tl.store(table_ptr + channels + columns, inverse_std, mask=inside)
+    tl.store(table_ptr + 2 * channels + columns, scale, mask=inside)
+    tl.store(table_ptr + 3 * channels + columns, shift, mask=inside)
+    moving = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+    moving += (mean - moving) * momentum
+    tl.store(running_mean_ptr + columns, moving.to(running_mean_ptr.dtype.element_ty), mask=inside)
+    moving = tl.load(running_var_ptr + columns, mask=inside, other=0.0).to(ACC)
+    moving += (variance * unbias - moving) * momentum
+    tl.store(running_var_ptr + columns, moving.to(running_var_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _end_kernel(
+    x_ptr,  # [rows, channels]
+    shortcut_ptr,  # [rows, channels]
+    table_ptr,  # [4, channels]
+    weight_ptr,  # [state, channels]
+    output_ptr,  # [rows, channels]
+    projected_ptr,  # [rows, state]
+    rows,
+    channels,
+    state,
+    HAS_SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STATE: tl.constexpr,
+    ACC: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    lines = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    states = tl.arange(0, STATE)
+    projected = tl.zeros([ROWS, STATE], ACC)
+    for start in range(0, channels, CHANNELS):
+        columns = start + tl.arange(0, CHANNELS)
+        inside = columns < channels
+        mask = (lines < rows)[:, None] & inside[None, :]
+        places = lines.to(tl.int64)[:, None] * channels + columns[None, :]
+        x = tl.load(x_ptr + places, mask=mask, other=0.0)
+        scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+        shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+        y = x.to(ACC) * scale[None, :] + shift[None, :]
+        output = y
+        if HAS_SHORTCUT:
+            output += tl.load(shortcut_ptr + places, mask=mask, other=0.0).to(ACC)
+        if RELU:
+            output = tl.maximum(output, 0.0)
+        tl.store(output_ptr + places, output.to(x.dtype), mask=mask)
+        weight = tl.load(
+            weight_ptr + states[None, :] * channels + columns[:, None],
+            mask=inside[:, None] & (states < state)[None, :],
+            other=0.0,
+        )
+        projected += tl.dot(y.to(DOT), weight.to(DOT), input_precision="ieee", out_dtype=ACC)
+    mask = (lines < rows)[:, None] & (states < state)[None, :]
+    places = lines.to(tl.int64)[:, None] * state + states[None, :]
+    tl.store(projected_ptr + places, projected.to(projected_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _reduce_kernel(
+    grad_ptr,  # [rows, channels]: of x'
+    output_ptr,  # [rows, channels]: x'
+    x_ptr,  # [rows, channels]
+    grad_projected_ptr,  # [rows, state]
+    weight_ptr,  # [state, channels]
+    table_ptr,  # [4, channels]
+    grad_shortcut_ptr,  # [rows, channels]
+    sums_ptr,  # [splits, 2, channels]: of dy and of dy y^
+    grad_weight_ptr,  # [splits, state, channels]
+    rows,
+    channels,
+    state,
+    splits,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STATE: tl.constexpr,
+    ACC: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    split = tl.program_id(1)
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    states = tl.arange(0, STATE)
+    mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
+    inverse_std = tl.load(table_ptr + channels + columns, mask=inside, other=0.0)
+    scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+    shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+    of_state = (states < state)[:, None] & inside[None, :]
+    weight = tl.load(weight_ptr + states[:, None] * channels + columns[None, :], mask=of_state, other=0.0)
+    total = tl.zeros([CHANNELS], ACC)
+    correlated = tl.zeros([CHANNELS], ACC)
+    grad_weight = tl.zeros([STATE, CHANNELS], ACC)
+    for start in range(split * ROWS, rows, splits * ROWS):
+        lines = start + tl.arange(0, ROWS)
+        mask = (lines < rows)[:, None] & inside[None, :]
+        places = lines.to(tl.int64)[:, None] * channels + columns[None, :]
+        grad = tl.load(grad_ptr + places, mask=mask, other=0.0)
+        if RELU:
+            grad = tl.where(tl.load(output_ptr + places, mask=mask, other=0.0) > 0, grad, 0.0)
+            tl.store(grad_shortcut_ptr + places, grad, mask=mask)
+        x = tl.load(x_ptr + places, mask=mask, other=0.0)
+        grad_projected = tl.load(
+            grad_projected_ptr + lines.to(tl.int64)[:, None] * state + states[None, :],
+            mask=(lines < rows)[:, None] & (states < state)[None, :],
+            other=0.0,
+        )
+        grad_y = grad.to(ACC) + tl.dot(grad_projected.to(DOT), weight.to(DOT), input_precision="ieee", out_dtype=ACC)
+        normalised = (x.to(ACC) - mean[None, :]) * inverse_std[None, :]
+        total += tl.sum(grad_y, 0)
+        correlated += tl.sum(grad_y * normalised, 0)
+        y = (x.to(ACC) * scale[None, :] + shift[None, :]).to(DOT)
+        grad_weight += tl.dot(tl.trans(grad_projected.to(DOT)), y, input_precision="ieee", out_dtype=ACC)
+    tl.store(sums_ptr + (split * 2) * channels + columns, total, mask=inside)
+    tl.store(sums_ptr + (split * 2 + 1) * channels + columns, correlated, mask=inside)
+    places = (split * state + states)[:, None] * channels + columns[None, :]
+    tl.store(grad_weight_ptr + places, grad_weight, mask=of_state)
+
+
+@triton.jit
+def _gradients_kernel(
+    sums_ptr,  # [splits, 2, channels]
+    parts_ptr,  # [splits, state, channels]
+    grad_norm_ptr,  # [2, channels]: of beta and of gamma
+    grad_weight_ptr,  # [state, channels]
+    channels,
+    state,
+    splits,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    row = tl.program_id(1)  # of the weights; the last two are those of the norm
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    if row < state:
+        start = parts_ptr + row * channels
+        total = _sum_of_splits(start, columns, inside, splits, state * channels, SPLITS, CHANNELS, ACC)
+        tl.store(grad_weight_ptr + row * channels + columns, total, mask=inside)
+    else:
+        start = sums_ptr + (row - state) * channels
+        total = _sum_of_splits(start, columns, inside, splits, 2 * channels, SPLITS, CHANNELS, ACC)
+        tl.store(grad_norm_ptr + (row - state) * channels + columns, total, mask=inside)
+
+
+@triton.jit
+def _input_kernel(
+    grad_shortcut_ptr,  # [rows, channels]
+    x_ptr,  # [rows, channels]
+    grad_projected_ptr,  # [rows, state]
+    weight_ptr,  # [state, channels]
+    table_ptr,  # [4, channels]
+    sums_ptr,  # [2, channels]: of dy and of dy y^
+    grad_x_ptr,  # [rows, channels]
+    rows,
+    channels,
+    state,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STATE: tl.constexpr,
+    ACC: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    lines = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    states = tl.arange(0, STATE)
+    mask = (lines < rows)[:, None] & inside[None, :]
+    places = lines.to(tl.int64)[:, None] * channels + columns[None, :]
+    grad = tl.load(grad_shortcut_ptr + places, mask=mask, other=0.0)
+    x = tl.load(x_ptr + places, mask=mask, other=0.0)
+    grad_projected = tl.load(
+        grad_projected_ptr + lines.to(tl.int64)[:, None] * state + states[None, :],
+        mask=(lines < rows)[:, None] & (states < state)[None, :],
+        other=0.0,
+    )
+    weight = tl.load(
+        weight_ptr + states[:, None] * channels + columns[None, :],
+        mask=(states < state)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
+    inverse_std = tl.load(table_ptr + channels + columns, mask=inside, other=0.0)
+    scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+    average = tl.load(sums_ptr + columns, mask=inside, other=0.0).to(ACC) / rows
+    correlated = tl.load(sums_ptr + channels + columns, mask=inside, other=0.0).to(ACC) / rows
+    grad_y = grad.to(ACC) + tl.dot(grad_projected.to(DOT), weight.to(DOT), input_precision="ieee", out_dtype=ACC)
+    normalised = (x.to(ACC) - mean[None, :]) * inverse_std[None, :]
+    grad_x = (grad_y - average[None, :] - normalised * correlated[None, :]) * scale[None, :]
+    tl.store(grad_x_ptr + places, grad_x.to(x.dtype), mask=mask)
+
+
+def _blocks(channels: int, state: int, dtype: torch.dtype) -> dict[str, Any]:
+    accumulate = tl.float64 if dtype == torch.float64 else tl.float32
+    return {
+        "ROWS": ROWS,
+        "CHANNELS": power_of_two(channels, least=16, most=CHANNELS),
+        "STATE": power_of_two(state, least=16, most=MOST_STATE_CHANNELS),
+        "ACC": accumulate,
+        "DOT": accumulate if INTERPRETED else TYPES[dtype],  # the interpreter knows no products of bfloat16
+    }
+
+
+def _splits(rows: int, channels: int, blocks: dict[str, Any]) -> int:
+    chunks = triton.cdiv(channels, blocks["CHANNELS"])
+    return max(1, min(triton.cdiv(rows, ROWS), PROGRAMS // chunks))
+
+
+class _ResidualEnd(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, shortcut: Tensor | None, norm: Any, relu: bool
+    ) -> tuple[Tensor, Tensor]:
+        batch, channels, height, width = x.shape
+        rows, state = batch * height * width, len(weight)
+        blocks = _blocks(channels, state, x.dtype)
+        splits = _splits(rows, channels, blocks)
+        chunks = triton.cdiv(channels, blocks["CHANNELS"])
+        acc = torch.promote_types(x.dtype, torch.float32)
+        of_channels = {"CHANNELS": blocks["CHANNELS"], "ACC": blocks["ACC"]}
+        sums = torch.empty((splits, 2, channels), device=x.device, dtype=acc)
+        _statistics_kernel[(chunks, splits)](x, sums, rows, channels, splits, ROWS=ROWS, **of_channels)
+        table = torch.empty((4, channels), device=x.device, dtype=acc)
+        _normaliser_kernel[(chunks,)](
+            x, sums, gamma, beta, norm.running_mean, norm.running_var, table, rows, channels, splits,
+            norm.eps, norm.momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **of_channels,
+        )  # fmt: skip
+        of_state = weight.detach().to(x.dtype)
+        output = torch.empty_like(x)
+        projected = torch.empty(
+            (batch, state, height, width), device=x.device, dtype=x.dtype, memory_format=torch.channels_last
+        )
+        _end_kernel[(triton.cdiv(rows, ROWS),)](
+            x, x if shortcut is None else shortcut, table, of_state, output, projected, rows, channels, state,
+            HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
+        )  # fmt: skip
+        ctx.save_for_backward(x, output if relu else None, of_state, table)
+        ctx.kinds = (gamma.dtype, beta.dtype, weight.dtype, weight.shape, shortcut is not None)
+        ctx.relu = relu
+        return output, projected
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_projected: Tensor) -> Any:  # type: ignore[override]
+        x, output, of_state, table = ctx.saved_tensors
+        gamma_dtype, beta_dtype, weight_dtype, weight_shape, has_shortcut = ctx.kinds
+        grad = grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        grad_projected = grad_projected.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        batch, channels, height, width = x.shape
+        rows, state = batch * height * width, len(of_state)
+        blocks = _blocks(channels, state, x.dtype)
+        splits = _splits(rows, channels, blocks)
+        chunks = triton.cdiv(channels, blocks["CHANNELS"])
+        # without an activation the gradient passes to the shortcut as it is
+        grad_shortcut = torch.empty_like(x) if ctx.relu else grad
+        sums = torch.empty((splits, 2, channels), device=x.device, dtype=table.dtype)
+        parts = torch.empty((splits, state, channels), device=x.device, dtype=table.dtype)
+        _reduce_kernel[(chunks, splits)](
+            grad, output if ctx.relu else grad, x, grad_projected, of_state, table, grad_shortcut, sums, parts,
+            rows, channels, state, splits, RELU=ctx.relu, **blocks,
+        )  # fmt: skip
+        grad_norm = torch.empty((2, channels), device=x.device, dtype=table.dtype)
+        grad_weight = torch.empty(weight_shape, device=x.device, dtype=table.dtype)
+        _gradients_kernel[(chunks, state + 2)](
+            sums, parts, grad_norm, grad_weight, channels, state, splits,
+            SPLITS=SPLITS, CHANNELS=blocks["CHANNELS"], ACC=blocks["ACC"],
+        )  # fmt: skip
+        grad_x = torch.empty_like(x)
+        _input_kernel[(triton.cdiv(rows, ROWS), chunks)](
+            grad_shortcut, x, grad_projected, of_state, table, grad_norm, grad_x, rows, channels, state, **blocks,
+        )  # fmt: skip
+        return (
+            grad_x,
+            grad_norm[1].to(gamma_dtype),
+            grad_norm[0].to(beta_dtype),
+            grad_weight.to(weight_dtype),
+            grad_shortcut if has_shortcut else None,
+            None,
+            None,
+        )
+
+
+def _objection(x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True) -> str | None:
+    if torch.compiler.is_compiling():
+        return "the compiler fuses the recomputing form itself"
+    maps = [x] if shortcut is None else [x, shortcut]
+    if any(not map_.is_contiguous(memory_format=torch.channels_last) for map_ in maps):
+        return "the maps must be channels_last"
+    if any(map_.shape != x.shape or map_.dtype != x.dtype for map_ in maps):
+        return "the shortcut must have the shape and dtype of the map"
+    if weight.shape[0] > MOST_STATE_CHANNELS:
+        return f"the state must have at most {MOST_STATE_CHANNELS} channels, got {weight.shape[0]}"
+    if x.dtype not in TYPES:
+        return f"the maps must be of floating point, got {x.dtype}"
+    return why_not_here(x) or objection_to_norm(norm, weight)
+
+
+@residual_end.kernel("triton", _objection)
+def _fused(
+    x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
+) -> tuple[Tensor, Tensor]:
+    norm.num_batches_tracked.add_(1)
+    return _ResidualEnd.apply(x, norm.weight, norm.bias, weight, shortcut, norm, relu)
