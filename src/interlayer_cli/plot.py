@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
-plot = typer.Typer(no_args_is_help=True, help="Draw what a trained network has learnt.")
+plot = typer.Typer(
+    no_args_is_help=True,
+    help="Draw what a trained network has learnt.\n\nExample: `interlayer plot shared-weights weights.safetensors`",
+)
 
 
 @plot.command("shared-weights")
