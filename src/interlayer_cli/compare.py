@@ -25,7 +25,7 @@ def compare(
 ) -> None:
     """Train networks under the same recipe with several seeds, and write a report.html that compares them.
 
-    One network with layer attention is compared with its plain backbone. Without options: handwritten digits, a small
+    One network with a mechanism is compared with its plain backbone. Without options: handwritten digits, a small
     ResNet against the same with MRLA-light.
 
     Example: `interlayer compare --recipe rla_cifar --model preresnet20_cifar+mrla_light --data /data/cifar10 epochs=30`

@@ -11,6 +11,10 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, .safetensors.")],
     model: Annotated[str, typer.Option(help="The model it belongs to, such as resnet50_mrla_light.")],
     reading: Annotated[str, typer.Option(help="The reading the checkpoint was made with.")] = "published",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE of interlayer.attach, such as head_activation=tanh for the rlav1 checkpoints."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
 ) -> None:
     """Convert a checkpoint of an author's program to this library's names, as safetensors with its reading recorded.
@@ -33,11 +37,23 @@ def convert(
         raise ValueError(f"{target} exists; give --overwrite to replace it")
     checkpoint, descriptions = read_checkpoint(source)
     tensors = unwrap(checkpoint)
-    network = create(model, reading=reading)
-    head = tensors.get(f"{network.default_cfg['classifier']}.weight")
+    given = dict(_pair(entry) for entry in option or [])
+    network = create(model, reading=reading, **({"attach_options": given} if given else {}))
+    classifier = network.default_cfg["classifier"]
+    head = tensors.get(f"{classifier}.weight", tensors.get(f"{classifier}.1.weight"))
     if head is not None and len(head) != network.num_classes:
         network.reset_classifier(len(head))
     check_description(descriptions, network)
     converted = convert_checkpoint(tensors, network)
     save_weights(network, target, converted)
     typer.echo(f"{target}: {len(converted)} tensors of {model}, reading {reading!r}")
+
+
+def _pair(entry: str) -> tuple[str, object]:
+    """KEY=VALUE, the value read as YAML reads it."""
+    import yaml
+
+    key, equals, value = entry.partition("=")
+    if not key or not equals:
+        raise ValueError(f"--option expects KEY=VALUE, got {entry!r}")
+    return key, yaml.safe_load(value)

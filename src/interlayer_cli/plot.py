@@ -38,8 +38,12 @@ def shared_weights(
         state_dict, descriptions = read_checkpoint(path)
         sharing = {entry["sharing"] for entry in descriptions.values() if "sharing" in entry}
         by = sharing.pop() if len(sharing) == 1 else "lag or ordinal"
+        growth = {int(entry["growth"]) for entry in descriptions.values() if "growth" in entry}
         try:
-            panels[str(path)] = (by, shared_weights(unwrap(state_dict)))
+            panels[str(path)] = (
+                by,
+                shared_weights(unwrap(state_dict), growth=growth.pop() if len(growth) == 1 else 12),
+            )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     figure = plot_shared_weights(list(panels.values()))

@@ -18,7 +18,7 @@ Overrides = Annotated[
 def train(
     overrides: Overrides = None,
     recipe: RecipeName = "default",
-    model: Annotated[str | None, typer.Option(help="A network, or NAME+MECHANISM to attach layer attention.")] = None,
+    model: Annotated[str | None, typer.Option(help="A network, or NAME+MECHANISM to attach one.")] = None,
     data: DataName = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run; one under runs/ unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --output, if there is one.")] = False,

@@ -11,6 +11,7 @@ from torch import nn
 
 import interlayer
 from interlayer.hosts import attached_mechanisms
+from interlayer.mechanisms import RLA
 
 SMALL = {"num_classes": 5}
 HOSTS = ["resnet18", "mobilenetv2_050", "preresnet20_cifar", "xception_cifar"]
@@ -68,7 +69,7 @@ def test_timms_interface(name):
     expected = [tuple(feature.shape) for feature in only(image)]
     attached = interlayer.attach(only, "rla", image_size=32).eval()
     assert [tuple(feature.shape) for feature in attached(image)] == expected
-    assert attached.rla.norm is None if hasattr(attached, "rla") else True
+    assert next(module for module in attached.modules() if isinstance(module, RLA)).norm is None
     model.reset_classifier(3)
     assert model(image).shape == (2, 3)
     model.reset_classifier(0)
@@ -120,6 +121,11 @@ def test_a_saved_model_records_what_its_tensors_do_not_tell(tmp_path):
         ("efficientnet_b0", "its SqueezeExcite would have to read the state too"),
         ("convnext_atto", "they are neither timm's ResNet blocks nor its MobileNetV2 blocks"),
         ("densenet100_cifar", "they are neither timm's ResNet blocks nor its MobileNetV2 blocks"),
+        # blocks that could be entered beside others that cannot: never a part of the network alone
+        ("mobilenetv3_small_050", r"cannot enter, blocks\.0\.0: its SqueezeExcite would have to read the state too"),
+        ("efficientnet_es", r"EdgeResidual is neither"),
+        ("mixnet_s", "it is not the plain inverted residual of MobileNetV2"),
+        ("preresnet164_cifar_dpn", "no sum of a branch and a shortcut"),
     ],
 )
 def test_other_networks_are_refused_with_the_reason(name, reason):
@@ -228,3 +234,70 @@ def test_bridge_attention_reads_every_convolution():
     torch.testing.assert_close(bridge.gate(1, y, taps, None)[0], expected)
     with pytest.raises(interlayer.AttachError, match="bridge attention joins the convolutions of a ResNet's block"):
         make("mobilenetv2_050", "bridge")
+
+
+def test_a_failed_attachment_leaves_the_weights():
+    """timm starts branches at zero; only a network that runs with the state may have them started otherwise."""
+    model = timm.create_model("resnet18", global_pool="catavgmax", **SMALL)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(interlayer.AttachError, match="build the network with global_pool='avg'"):
+        interlayer.attach(model, "rla")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not model.layer1[0].bn2.weight.any()
+    assert make().layer1[0].bn2.weight.all(), "a branch that the state reads must not start at zero"
+
+
+def test_a_block_of_ones_own_keeps_its_forward():
+    """A subclass of timm's block that runs in another way must not be run in timm's."""
+
+    class Own(Bottleneck):
+        def forward(self, x):
+            return super().forward(x) * 3
+
+    model = ResNet(Own, (1, 1, 1, 1), channels=(8, 16, 16, 16), num_classes=7)
+    with pytest.raises(interlayer.AttachError, match="Own runs in another way than timm's ResNet blocks"):
+        interlayer.attach(model, "rla")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_050"])
+@pytest.mark.parametrize("mechanism", ["rla", "dia", "eca"])
+def test_networks_of_features_train(name, mechanism):
+    """Under a detector nobody reads the last state: what would make it must not be there, or DDP stops."""
+    if (name, mechanism) == ("mobilenetv2_050", "dia"):
+        pytest.skip("stages of several widths")
+    model = interlayer.attach(timm.create_model(name, features_only=True), mechanism, image_size=32).train()
+    sum(feature.square().sum() for feature in model(images(size=64))).backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_features_as_a_dict_are_plain():
+    model = timm.create_model("resnet18", features_only=True, feature_cls="dict")
+    features = interlayer.attach(model, "rla", image_size=32)(images())
+    assert {type(feature) for feature in features.values()} == {torch.Tensor}
+
+
+def test_a_network_that_stops_early_gives_its_map_alone():
+    """Stages of one width: the state joins the last map, not whichever is as wide."""
+    model = ResNet(Bottleneck, (1, 1, 1, 1), channels=(8, 8, 8, 8), num_classes=7)
+    interlayer.attach(model, "rla", state_channels=4)
+    early, _ = model.forward_intermediates(images(size=64), indices=[1], stop_early=True)
+    last, _ = model.forward_intermediates(images(size=64))
+    assert (early.shape[1], last.shape[1]) == (32, 36)
+
+
+@pytest.mark.parametrize("backend", ["recompute", "scaled", "reference"])
+def test_a_backend_asked_for_by_name_builds_and_evaluates(backend):
+    with interlayer.backend(backend):
+        model = make()
+        model.train()(images(size=64)).sum().backward()
+        model.eval()(images())
+
+
+def test_scores_of_layer_attention_beside_others():
+    """The heatmaps of a comparison's report are drawn of networks with companions too."""
+    model = make("preresnet20_cifar")
+    interlayer.attach(model, "eca", image_size=32)
+    interlayer.attach(model, "mrla_light", channels_per_head=8, image_size=32)
+    assert [stage.scores.shape[-1] for stage in interlayer.layer_scores(model, images())] == [3, 3, 3]
+    with pytest.raises(ValueError, match="has no layer attention attached"):
+        interlayer.layer_scores(make(), images())

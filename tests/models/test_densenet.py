@@ -102,3 +102,24 @@ def test_an_exponential_is_found():
     assert all(len(axes.lines) == 6 for axes in figure.axes)
     with pytest.raises(ValueError, match="has no shared 1x1 weights"):
         shared_weights(timm.create_model("densenet100_cifar").state_dict())
+
+
+def test_gradient_checkpoints_and_frozen_norms():
+    model = timm.create_model("densenet100_cifar_shared_lag", num_classes=3)
+    model.set_grad_checkpointing()
+    model.train()(torch.randn(2, 3, 16, 16)).sum().backward()
+    shared = model.stages[0].shared
+    shared.norm.eval()
+    before = shared.norm.running_mean.clone()
+    model(torch.randn(2, 3, 16, 16))
+    assert torch.equal(shared.norm.running_mean, before), "a frozen norm must keep its statistics"
+
+
+def test_weights_that_no_exponential_fits_are_shown_without_one():
+    weight = torch.zeros(48, 180, 1, 1)
+    weight[:, -12:] = 1
+    (stage,) = shared_weights({"stages.0.shared.conv.weight": weight})
+    assert np.isnan(stage.r_squared) or stage.r_squared <= 1
+    (single,) = shared_weights({"stages.0.shared.conv.weight": torch.ones(4, 2, 1, 1)}, growth=2)
+    assert np.isnan(single.rate)
+    assert plot_shared_weights([("lag", [stage, single])])

@@ -139,3 +139,46 @@ def test_beyond_its_limits_the_next_implementation_runs():
     expected = run("reference", x.contiguous(), norm, weight, shortcut.contiguous(), True)
     for what, value in run("auto", x.contiguous(), norm, weight, shortcut.contiguous(), True).items():
         torch.testing.assert_close(value, expected[what], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["recompute", "triton"])
+def test_second_derivatives_are_refused(name):
+    """Written backward passes have no derivative of their own: an error, not a wrong number."""
+    x, norm, weight, shortcut = make()
+    x.requires_grad_()
+    with backend(name):
+        output, projected = ops.residual_end(x, norm, weight.requires_grad_(), shortcut)
+    (first,) = torch.autograd.grad((output.sum() + projected.square().sum()), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("where", ["x", "shortcut"])
+def test_what_is_not_a_number_stays_so(where):
+    """A diverged branch must not look finite behind the ReLU."""
+    x, norm, weight, shortcut = make()
+    (x if where == "x" else shortcut)[0, 0, 0, 0] = float("nan")
+    for name in ("reference", "triton"):
+        with backend(name):
+            output, _ = ops.residual_end(x, copy.deepcopy(norm), weight, shortcut)
+        assert output.isnan().any(), name
+
+
+def test_weights_and_statistics_in_strides():
+    """A transposed weight is read as it is; statistics that are a slice of others are refused."""
+    x, norm, weight, shortcut = make()
+    strided = weight.flatten(1).t().contiguous().t()[..., None, None]
+    expected = run("reference", x, norm, weight, shortcut, True)
+    with backend("triton"):
+        _, projected = ops.residual_end(x, copy.deepcopy(norm), strided, shortcut)
+    torch.testing.assert_close(projected, expected["projected"], rtol=1e-4, atol=1e-4)
+    norm.running_mean = torch.zeros(37, 2).to(norm.running_mean)[:, 0]
+    with backend("triton"), pytest.raises(ValueError, match="statistics must be contiguous"):
+        ops.residual_end(x, norm, weight, shortcut)
+
+
+def test_one_value_for_each_channel_is_refused_as_torch_refuses_it():
+    x, norm, weight, shortcut = make((1, 37, 1, 1))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        ops.residual_end(x, norm, weight, shortcut)
+    assert norm.running_var.isfinite().all()

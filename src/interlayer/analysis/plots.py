@@ -76,7 +76,7 @@ def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -
         axes.set_xlabel("lag" if by == "lag" else "layer" if by == "ordinal" else by)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
-    grid[0].set_ylabel("mean |weight|, relative to the largest")
+    grid[0].set_ylabel("mean |weight|")
     return figure
 
 

@@ -21,6 +21,7 @@ ECA_MOBILE = (
 )
 
 ECA_152 = "ECA adds 250 parameters to ResNet-152's 57.405M, the printed figure's last digit needs 5,000"
+REFINED = "the refined networks are printed with the figures of those without ResNet-D's stem and shortcuts"
 
 IMAGENET = Units(2**20, 2**30, 2, 2)
 MOBILE = Units(2**20, 2**20, 2, 1)
@@ -43,6 +44,7 @@ def rla_rows() -> list[PaperRow]:
         return PaperRow("3", label, "", *figures, **reasons)
 
     quoted: Any = {"parameters_differ": QUOTED, "flops_differ": QUOTED, "units": OTHERS}
+    refined: Any = {"parameters_differ": REFINED, "flops_differ": REFINED}
     deep = "preresnet164_cifar"
     statistics: Any = {"count": "with_statistics"}
     return [
@@ -101,6 +103,8 @@ def rla_rows() -> list[PaperRow]:
         imagenet("3", "DPN-68", "dpn68", 12.80, 2.50, 76.40, **quoted),
         imagenet("3", "DPN-92", "dpn92", 38.00, 6.50, 79.30, **quoted),
         imagenet("3", "DPN-98", "dpn98", 61.60, 11.70, 79.80, **quoted),
+        imagenet("3", "RLA-ResNet-50 †", "resnet50d_rla", 24.67, 4.17, 79.75, **refined),
+        imagenet("3", "RLA-ECANet-50 †", "resnet50d_eca_rla", 24.67, 4.18, 80.69, **refined),
         absent("AOGNet-12M", 11.90, 2.40, 77.70),
         absent("AOGNet-40M", 40.30, 8.90, 80.20),
         absent("HCGNet-B", 12.90, 2.00, 78.50),

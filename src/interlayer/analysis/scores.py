@@ -30,13 +30,15 @@ class StageScores:
 
 @contextmanager
 def capture_scores(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collect the scores of every attached mechanism during the forward passes inside the `with` block.
+    """Collect the scores of every attached layer attention during the forward passes inside the `with` block.
 
     Yields a dict that fills as the model runs: name of the mechanism -> [B, heads, t], of its last call.
     """
     captured: dict[str, Tensor] = {}
     handles = []
     for name, mechanism in attached_mechanisms(model).items():
+        if not isinstance(mechanism, LayerAttention):
+            continue
 
         def keep(module: nn.Module, args: tuple[Tensor], output: Tensor, name: str = name) -> None:
             captured[name] = output.detach()

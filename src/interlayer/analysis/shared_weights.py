@@ -19,8 +19,8 @@ class SharedWeights:
 
     Args:
         stage: its number, from 1.
-        norms: the mean absolute weight of each lag, or of each ordinal, 1 first, relative to the stage's largest.
-        amplitude, rate: of the exponential a exp(-r l) that fits them best.
+        norms: the mean absolute weight of each lag, or of each ordinal, 1 first.
+        amplitude, rate: of the exponential a exp(-r l) that fits them best; not a number where none was found.
         r_squared: the share of their variance that it explains.
     """
 
@@ -55,15 +55,18 @@ def shared_weights(state_dict: Mapping[str, Tensor], *, growth: int = 12) -> lis
         norms = weight.double().flatten(1).unflatten(1, (-1, growth)).abs().mean((0, 2)).numpy()
         if not np.isfinite(norms).all() or norms.max() == 0:
             raise ValueError(f"the shared weights of stage {stage} are zero or not finite")
-        result.append(_fitted(stage + 1, norms / norms.max()))
+        result.append(_fitted(stage + 1, norms))
     return result
 
 
 def _fitted(stage: int, norms: np.ndarray) -> SharedWeights:
     lags = np.arange(1, len(norms) + 1)
-    (amplitude, rate), _ = curve_fit(
-        lambda lag, amplitude, rate: amplitude * np.exp(-rate * lag), lags, norms, p0=(norms[0], 0.1), maxfev=10_000
-    )
+    try:
+        (amplitude, rate), _ = curve_fit(
+            lambda lag, amplitude, rate: amplitude * np.exp(-rate * lag), lags, norms, p0=(norms[0], 0.1), maxfev=10_000
+        )
+    except (RuntimeError, TypeError):  # no exponential fits, or there are fewer points than it has numbers
+        return SharedWeights(stage, norms, *[float("nan")] * 3)
     residual = float(((norms - amplitude * np.exp(-rate * lags)) ** 2).sum())
     total = float(((norms - norms.mean()) ** 2).sum())
     return SharedWeights(stage, norms, float(amplitude), float(rate), 1 - residual / total if total else 1.0)

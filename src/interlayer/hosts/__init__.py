@@ -3,11 +3,13 @@
 from .attach import (
     MECHANISMS,
     LoadReport,
+    as_wide_as,
     attach,
     attached_blocks,
     attached_mechanisms,
     detach,
     load_backbone,
+    options_of,
 )
 from .probe import AttachError, evaluating, probe_image
 from .stages import find_stages
@@ -16,6 +18,7 @@ __all__ = [
     "MECHANISMS",
     "AttachError",
     "LoadReport",
+    "as_wide_as",
     "attach",
     "attached_blocks",
     "attached_mechanisms",
@@ -23,5 +26,6 @@ __all__ = [
     "evaluating",
     "find_stages",
     "load_backbone",
+    "options_of",
     "probe_image",
 ]

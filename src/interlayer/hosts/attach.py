@@ -28,10 +28,11 @@ BEHIND, STATEFUL, ON_BRANCH = "layer attention", "recurrent layer aggregation", 
 class Mechanism:
     """A row of the table of what can be attached: how it is placed, and what kind it is.
 
-    A network has at most one mechanism of a kind; mechanisms of different kinds go together.
+    A network has at most one mechanism of a kind; mechanisms of different kinds go together. What `place` returns is
+    called once the network has run with it.
     """
 
-    place: Callable[..., None]
+    place: Callable[..., Callable[[], None] | None]
     kind: str
 
 
@@ -104,14 +105,16 @@ def attach(
     common = {"stages": stages, "reading": reading, "init": init}
     unset: dict[str, Any] = {"stages": None, "reading": "paper", "init": "paper"}
     options |= {name: value for name, value in common.items() if value != unset[name]}
-    _check_options(mechanism, row.place, options)
+    _check_options(mechanism, options)
     there = _kinds(model)
     if row.kind in there:
         raise AttachError(f"{type(model).__name__} already has {row.kind}: detach it first")
     try:
-        row.place(model, image_size=image_size, **options)
+        finish = row.place(model, image_size=image_size, **options)
         with evaluating(model), torch.no_grad():
             model(probe_image(model, image_size))
+        if finish is not None:
+            finish()
     except Exception as error:
         placed = _kinds(model) - there
         for kind in placed:
@@ -134,13 +137,18 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-def _check_options(mechanism: str, place: Callable[..., None], options: Mapping[str, Any]) -> None:
-    """Refuse an option the mechanism does not have; one that takes any checks its own."""
+def options_of(mechanism: str) -> set[str]:
+    """The options of `attach` that a mechanism takes; layer attention takes those of its module too."""
+    place = MECHANISMS[mechanism].place
     bound = place.keywords if isinstance(place, partial) else {}
-    parameters = inspect.signature(place).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+    return {name for name in inspect.signature(place).parameters if name not in ("model", "image_size", *bound)}
+
+
+def _check_options(mechanism: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option the mechanism does not have; layer attention checks its own."""
+    if MECHANISMS[mechanism].kind == BEHIND:
         return
-    valid = {name for name in parameters if name not in ("model", "image_size", *bound)}
+    valid = options_of(mechanism)
     unknown = [name for name in options if name not in valid]
     if unknown:
         expected = f"expected one of {', '.join(sorted(valid))}" if valid else "it has none"
@@ -236,7 +244,7 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     """
     own = {f"{name}." for name in attached_mechanisms(model)}
     ours = {k: v for k, v in model.state_dict().items() if not k.startswith(tuple(own))} if own else model.state_dict()
-    state_dict = _as_wide_as(model, state_dict)
+    state_dict = as_wide_as(model, state_dict)
     shared = [name for name in state_dict if name in ours]
     report = LoadReport(
         placed=[name for name in shared if ours[name].shape == state_dict[name].shape],
@@ -254,7 +262,7 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     return report
 
 
-def _as_wide_as(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_wide_as(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with the classifier's widened by the inputs it has from a state, as `model` has them now."""
     widened = own_inputs(model)
     tensors = dict(state_dict)

@@ -42,8 +42,6 @@ def place_layer_attention(
         raise ValueError(f"blocks must be 'auto' or 'all', got {blocks!r}")
     if drop_path != "backbone" and not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
         raise ValueError(f"drop_path must be a probability below 1 or 'backbone', got {drop_path!r}")
-    if any(hasattr(module, SLOT) and isinstance(getattr(module, SLOT), LayerAttention) for module in model.modules()):
-        raise AttachError(f"{type(model).__name__} already has layer attention: detach it first")
     _check_options(mechanism, make, options)
     if channels_per_head is None:
         channels_per_head = fixed_channels_per_head

@@ -1,9 +1,9 @@
 """How the memory of a stage travels from block to block.
 
 An attached block returns its output together with the stage's memory, as one `Carried` value, and the next block opens
-it; the last block of a stage returns a plain tensor. timm's loops, Sequentials and gradient checkpoints hand a block's
-output to the next block untouched, so nothing is kept on a module: a stage can be run twice, checkpointed, compiled,
-exported and copied.
+it; the last block of a stage returns a plain tensor, unless a state goes on to the next stage. timm's loops,
+Sequentials and gradient checkpoints hand a block's output to the next block untouched, so nothing is kept on a module:
+a stage can be run twice, checkpointed, compiled, exported and copied.
 
 Attaching changes the class of a block to a subclass made here, so parameters keep their names and `isinstance` still
 holds. Such classes are made once for each class they extend, and pickle by naming that class.
@@ -26,6 +26,7 @@ from . import residual
 from .layout import Layout
 
 STATE = "rla"  # the name of a recurrent state among what is carried, and of its module in a network
+FINISHED = "rla_finished"  # whether the state is that of the network's last block
 GATE = "gate"  # the name of what gates on the branch hand on
 
 
@@ -71,8 +72,8 @@ def release(value: Any) -> Any:
         return value.x
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(release(item) for item in value) if type(value) in (list, tuple) else value
-    if type(value) is dict:
-        return {key: release(item) for key, item in value.items()}
+    if isinstance(value, dict):
+        return type(value)((key, release(item)) for key, item in value.items())
     return value
 
 
@@ -207,6 +208,8 @@ class AttachedBlock(Extended):
             )
         rla, state = place.holder, memories.get(STATE)
         addition = rla.read(place.stage, place.index, state, x)
+        if not rla.updates(place.stage, place.index):
+            return residual.run_parts(self, x, addition=addition, gate=gate)
         weight = rla.projection(place.stage, place.index)
         of_branch = rla.insert == "branch"
         parts = residual.run_parts(self, x, addition=addition, gate=gate, weight=weight if of_branch else None)
@@ -215,6 +218,7 @@ class AttachedBlock(Extended):
             inserted = parts.output if rla.insert == "output" else parts.shortcut
             projected = nn.functional.conv2d(inserted, weight)  # type: ignore[arg-type]
         handed_on[STATE] = rla.update(place.stage, place.index, state, projected)
+        handed_on[FINISHED] = rla.is_last(place.stage, place.index)
         return parts
 
     def _run_block(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -272,7 +276,9 @@ def _releasing(method: Any, name: str) -> Any:
 def _with_state(model: Any, features: Any) -> Any:
     """The last map with the last state behind it, where the classifier of `model` reads both."""
     rla = getattr(model, STATE, None)
-    if rla is None or not isinstance(features, Carried) or features.x.shape[1] != rla.head_channels:
+    if rla is None or not rla.joins_features or not isinstance(features, Carried):
+        return features
+    if not features.memories.get(FINISHED, False):  # of a network that stopped early
         return features
     return torch.cat((features.x, rla.last(features.memories[STATE])), 1)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..mechanisms.branch import DIA, BranchAttention, BranchGate, BridgeAttentio
 from ..mechanisms.description import Init, Reading
 from ..mechanisms.rla import RLA, VARIANTS, Activation, Cell, Insert, Joins, StagePlan
 from . import residual
-from .carry import STATE, AttachedBlock, JoiningHead, Place, extend, open_block, release_from
+from .carry import STATE, JoiningHead, Place, extend, open_block, release_from, restore
 from .layout import Grid
 from .probe import AttachError, probe_image
 from .residual import PartedBlock
@@ -40,7 +41,7 @@ def place_rla(
     reading: Reading = "paper",
     init: Init = "paper",
     image_size: int | Grid | None = None,
-) -> None:
+) -> Callable[[], None] | None:
     """Let a state run along the residual blocks of `model`; see `RLA` for the options.
 
     Args:
@@ -56,8 +57,8 @@ def place_rla(
     name = type(model).__name__
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r} of rla, expected one of {', '.join(VARIANTS)}")
-    if hasattr(model, STATE):
-        raise AttachError(f"{name} already has recurrent layer aggregation: detach it first")
+    if not isinstance(state_channels, int) or state_channels < 1:
+        raise ValueError(f"state_channels must be a whole number of at least 1, got {state_channels!r}")
     stages = _residual_stages(model, image_size)
     blocks = [block.module for stage in stages for block in stage]
     preactivated = isinstance(blocks[0], PartedBlock)
@@ -69,7 +70,7 @@ def place_rla(
     given = {"insert": insert, "joins": joins, "cell": cell, "shared": shared, "exchange": exchange}
     options: dict[str, Any] = {**VARIANTS[variant], **{key: value for key, value in given.items() if value is not None}}
     shares = options.get("shared", True)
-    if published and not inverted and shares and options.get("insert", "branch") == "branch":
+    if published and not inverted and shares and insert is None and "insert" not in options:
         options["insert"] = "output"  # an addition in place has overwritten the branch, but not in the unshared program
     if options.get("insert") == "shortcut" and not all(_has_shortcut(block) for block in blocks):
         raise AttachError(f"{name} has blocks without a shortcut: insert='shortcut' has nothing to read there")
@@ -77,7 +78,15 @@ def place_rla(
     activation: Activation = "relu" if published or preactivated else "tanh"
     if published and gated:
         activation = "none"
+    if preactivated and head_activation == "none":
+        raise ValueError(f"head_activation='none' means nothing in {name}, whose own ReLU follows")
     head = _find_head(model, preactivated)
+    if head is not None and head.at is not None:
+        calls = record_calls(model, probe_image(model, image_size))
+        entered = next((call.input for call in calls if call.module is head.at), None)
+        last = next(call.output for call in calls if call.module is blocks[-1])
+        if entered is not last:
+            raise AttachError(f"something lies between the last block of {name} and what would read the last state")
     rla = RLA(
         [
             StagePlan(
@@ -100,8 +109,6 @@ def place_rla(
         **options,
     )
     _match(rla, model)
-    if init == "paper" and rla.insert == "branch":
-        _wake_branches(blocks)
     model.add_module(STATE, rla)
     for number, stage in enumerate(stages):
         for index, block in enumerate(stage):
@@ -109,6 +116,7 @@ def place_rla(
     if head is not None:
         head.join(model, rla, init)
     release_from(model, [block.name for stage in stages for block in stage])
+    return partial(_wake_branches, blocks) if init == "paper" and rla.insert == "branch" else None
 
 
 def take_out_rla(model: Any) -> None:
@@ -117,7 +125,7 @@ def take_out_rla(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, JoiningHead):
             del module.interlayer_state
-            module.__class__ = module._extended  # type: ignore[assignment]
+            restore(module)  # type: ignore[arg-type]
     if rla.head_channels is not None and rla.join is None:
         _set_width(model, -rla.state_channels, "paper")
 
@@ -127,8 +135,6 @@ def place_gates(model: nn.Module, *, kind: str, image_size: int | Grid | None = 
     name = f"{kind}_gate"  # of its module, in each block or, where blocks share it, in the network
     stages = _residual_stages(model, image_size)
     blocks = [block for stage in stages for block in stage]
-    if any(isinstance(b.module, AttachedBlock) and b.module.interlayer_gate is not None for b in blocks):
-        raise AttachError(f"{type(model).__name__} already has attention on its branches: detach it first")
     if kind == "bridge" and not all(residual.tap_channels(block.module) for block in blocks):
         raise AttachError(
             f"bridge attention joins the convolutions of a ResNet's block, {type(model).__name__} has none"
@@ -204,11 +210,14 @@ def _residual_stages(model: nn.Module, image_size: int | Grid | None) -> list[li
             f"{name} has no residual blocks that a mechanism can enter: "
             + (reasons[0] if reasons else "they are neither timm's ResNet blocks nor its MobileNetV2 blocks")
         )
+    for call in calls:
+        if why := _why_not(call.module):
+            raise AttachError(f"{name} has a block that a mechanism cannot enter, {call.name}: {why}")
     for before, block in pairwise(blocks):
         if block.input is not before.output:
             raise AttachError(
                 f"{name} runs something between {before.name} and {block.name}, so nothing can be handed on from one "
-                f"to the other" + next((f": {why}" for call in calls if (why := _why_not(call.module))), "")
+                f"to the other"
             )
     stages: list[list[Block]] = []
     keys: list[Any] = []
@@ -225,7 +234,8 @@ def _residual_stages(model: nn.Module, image_size: int | Grid | None) -> list[li
 
 def _why_not(module: nn.Module) -> str | None:
     """What speaks against a block that looks like a residual one."""
-    looks = "Residual" in type(module).__name__ or isinstance(module, (BasicBlock, Bottleneck))
+    of_efficientnet = type(module).__module__.endswith("._efficientnet_blocks") and hasattr(module, "feature_info")
+    looks = of_efficientnet or isinstance(module, (BasicBlock, Bottleneck, PartedBlock))
     return residual.objection(module) if looks else None
 
 
@@ -242,6 +252,7 @@ class _Head:
     convolution: nn.Conv2d | None = None
 
     def join(self, model: Any, rla: RLA, init: Init) -> None:
+        rla.joins_features = self.at is None
         if self.at is not None:
             self.at.interlayer_state = Place(rla, 0, 0)  # type: ignore[assignment]
             extend(self.at, JoiningHead)
@@ -259,6 +270,11 @@ def _find_head(model: Any, preactivated: bool) -> _Head | None:
         raise AttachError(
             f"the classifier of {type(model).__name__} is a {type(classifier).__name__}, expected a linear layer, "
             f"which can be widened by the state's channels"
+        )
+    if getattr(model.global_pool, "feat_mult", lambda: 1)() != 1:
+        raise AttachError(
+            f"the pooling of {type(model).__name__} gives several values for each channel, so its classifier cannot be "
+            f"widened; build the network with global_pool='avg'"
         )
     return _Head(model.norm) if preactivated else _Head()
 

@@ -38,11 +38,17 @@ class Parts:
 class PartedBlock(nn.Module):
     """A block that shows its parts itself.
 
-    `pools_last` tells that the block pools its sum, so that its branch is of its input's resolution.
+    Attributes:
+        branch_channels: channels of its branch, and of its output.
+        tap_channels: channels of the maps inside the branch that a gate is shown.
+        pools_last: whether the branch is pooled before it is added, and so of the input's resolution.
+        objection: why nothing can enter the block, or None.
     """
 
     branch_channels: int
+    tap_channels: list[int]
     pools_last: bool = False
+    objection: str | None = None
 
     def make_exchange(self, state_channels: int) -> nn.Module:
         """See `make_exchange`."""
@@ -61,8 +67,10 @@ class PartedBlock(nn.Module):
 def objection(block: Any) -> str | None:
     """Why a block cannot be run in its parts with a state inside, or None."""
     if isinstance(block, PartedBlock):
-        return None
+        return block.objection
     if isinstance(block, (BasicBlock, Bottleneck)):
+        if not _runs_as_timms(block):
+            return f"{type(block).__name__} runs in another way than timm's ResNet blocks"
         conv = block.conv1
         return None if type(conv) is nn.Conv2d else f"its first convolution is a {type(conv).__name__}"
     if isinstance(block, (InvertedResidual, DepthwiseSeparableConv)):
@@ -70,10 +78,20 @@ def objection(block: Any) -> str | None:
             return f"{type(block).__name__} is not the block of MobileNetV2"
         if not isinstance(block.se, nn.Identity):
             return f"its {type(block.se).__name__} would have to read the state too"
-        if block.conv_s2d is not None or not isinstance(block.aa, nn.Identity) or type(block.conv_dw) is not nn.Conv2d:
+        convs = [getattr(block, name, None) for name in ("conv_pw", "conv_dw", "conv_pwl")]
+        plain = all(conv is None or type(conv) is nn.Conv2d for conv in convs)
+        if block.conv_s2d is not None or not isinstance(block.aa, nn.Identity) or not plain:
             return "it is not the plain inverted residual of MobileNetV2"
         return None
     return f"{type(block).__name__} is neither a block of timm's ResNets nor of its MobileNetV2s"
+
+
+def _runs_as_timms(block: Any) -> bool:
+    """Whether a ResNet block runs by timm's own forward, and so as `_run_resnet_block` does."""
+    cls: Any = type(block)
+    while hasattr(cls, "_extended"):
+        cls = cls._extended
+    return cls.forward in (BasicBlock.forward, Bottleneck.forward)
 
 
 def branch_channels(block: Any) -> int:
@@ -89,6 +107,8 @@ def branch_channels(block: Any) -> int:
 
 def tap_channels(block: Any) -> list[int]:
     """Channels of the maps inside the branch that a gate is shown: those behind each convolution but the last."""
+    if isinstance(block, PartedBlock):
+        return block.tap_channels
     if isinstance(block, Bottleneck):
         return [block.conv1.out_channels, block.conv2.out_channels]
     return [block.conv1.out_channels] if isinstance(block, BasicBlock) else []
@@ -161,7 +181,7 @@ def _run_resnet_block(
         raw, norm, activation = block.conv2(taps[-1]), block.bn2, block.act2
     shortcut = x if block.downsample is None else block.downsample(x)
     after = [module for module in (block.se, block.drop_path) if module is not None]
-    if weight is not None and gate is None and not after and isinstance(activation, nn.ReLU):
+    if weight is not None and gate is None and not after and isinstance(activation, nn.ReLU) and norm.training:
         return Parts(shortcut, *ops.residual_end(raw, norm, weight, shortcut))
     y = _gated(norm(raw), taps, gate, after)
     return Parts(shortcut, activation(y + shortcut), projection(y, weight))
@@ -178,7 +198,7 @@ def _run_inverted_residual(
         raw, norm = plus(block.conv_pw(inside), addition), block.bn2
     shortcut = x if block.has_skip else None
     after = [] if isinstance(block.drop_path, nn.Identity) or not block.has_skip else [block.drop_path]
-    if weight is not None and gate is None and not after:
+    if weight is not None and gate is None and not after and norm.training:
         return Parts(shortcut, *ops.residual_end(raw, norm, weight, shortcut, relu=False))
     y = _gated(norm(raw), [], gate, after)
     return Parts(shortcut, plus(y, shortcut), projection(y, weight))
@@ -203,4 +223,4 @@ def _gated(y: Tensor, taps: list[Tensor], gate: Gate | None, after: list[nn.Modu
 
 def projects(block: Any) -> bool:
     """Whether `block` is one of timm's ResNet blocks with a projection on its shortcut."""
-    return isinstance(block, (BasicBlock, Bottleneck)) and block.downsample is not None
+    return isinstance(block, (BasicBlock, Bottleneck)) and _runs_as_timms(block) and block.downsample is not None

@@ -38,6 +38,10 @@ class BranchGate(nn.Module):
         """The branch after the gate, and what the next block's gate of the stage is given."""
         raise NotImplementedError
 
+    def forward(self, x: Any) -> Any:
+        """The identity: a container that runs all its children, as timm's feature networks do, may run this one."""
+        return x
+
     def describe(self) -> dict[str, str]:
         return {"mechanism": type(self).__name__}
 

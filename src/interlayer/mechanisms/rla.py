@@ -121,7 +121,7 @@ class RLA(nn.Module):
         expect_choice("reading", reading, ("paper", "published"))
         expect_choice("init", init, ("paper", "identity"))
         if state_channels < 1:
-            raise ValueError(f"state_channels must be at least 1, got {state_channels}")
+            raise ValueError(f"state_channels must be a whole number of at least 1, got {state_channels}")
         if joins == "after" and cell != "preact":
             raise ValueError(f"joins='after' is defined for cell='preact' alone, got cell={cell!r}")
         if depthwise and cell not in ("preact", "postact"):
@@ -141,11 +141,17 @@ class RLA(nn.Module):
 
         only = recurrence() if one_recurrence else None
         self.recurrent = only  # of all stages, where they share one
-        self.stages = nn.ModuleList(
-            _Stage(plan, state_channels, recurrence, shared, exchange, cell_norm or cell == "preact", only is not None)
-            for plan in stages
-        )
+        normalise = cell_norm or cell == "preact"
         self.head_channels = head_channels
+        # without a head nobody reads what the last block would add to the state
+        updating = [len(plan.widths) for plan in stages]
+        updating[-1] -= head_channels is None
+        self.stages = nn.ModuleList(
+            _Stage(plan, count, state_channels, recurrence, shared, exchange, normalise, only is not None)
+            for plan, count in zip(stages, updating, strict=True)
+        )
+        self.blocks = [len(plan.widths) for plan in stages]
+        self.joins_features = False  # a host sets it where the network itself puts the last state behind its last map
         self.join = join
         self.norm = nn.BatchNorm2d(state_channels) if head_channels is not None and head_norm else None
         for module in self.modules():
@@ -165,6 +171,13 @@ class RLA(nn.Module):
             return None
         path: Any = self.stages[stage].exchanges[block]  # type: ignore[union-attr, index]
         return path(self._hidden(self._start(x) if state is None else pooled_to(x, state)))
+
+    def is_last(self, stage: int, block: int) -> bool:
+        return stage == len(self.blocks) - 1 and block == self.blocks[stage] - 1
+
+    def updates(self, stage: int, block: int) -> bool:
+        """Whether a block adds to the state: the last one does for a head alone."""
+        return self.head_channels is not None or not self.is_last(stage, block)
 
     def projection(self, stage: int, block: int) -> Tensor:
         """The weights of g1 for a block."""
@@ -232,6 +245,7 @@ class _Stage(nn.Module):
     def __init__(
         self,
         plan: StagePlan,
+        updating: int,
         state_channels: int,
         recurrence: Callable[[], nn.Module],
         shared: bool,
@@ -240,14 +254,14 @@ class _Stage(nn.Module):
         recurrence_elsewhere: bool,
     ) -> None:
         super().__init__()
-        blocks = len(plan.widths)
-        widths = list(dict.fromkeys(plan.widths)) if shared else list(plan.widths)
+        read = plan.widths[:updating]
+        widths = list(dict.fromkeys(read)) if shared else list(read)
         self.shared = shared
-        self.which = [widths.index(width) if shared else block for block, width in enumerate(plan.widths)]
+        self.which = [widths.index(width) if shared else block for block, width in enumerate(read)]
         self.compress = nn.ModuleList(nn.Conv2d(width, state_channels, 1, bias=False) for width in widths)
-        count = 0 if recurrence_elsewhere else 1 if shared else blocks
+        count = 0 if recurrence_elsewhere else min(1, updating) if shared else updating
         self.recurrent = nn.ModuleList(recurrence() for _ in range(count))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(state_channels) for _ in range(blocks if normalise else 0))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(state_channels) for _ in range(updating if normalise else 0))
         self.exchanges = nn.ModuleList(plan.exchanges if exchange else ())
 
     def compression(self, block: int) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from timm.layers import SelectAdaptivePool2d
 from timm.models._features import feature_take_indices
-from timm.models._manipulate import checkpoint_seq
+from timm.models._manipulate import checkpoint, checkpoint_seq
 from torch import Tensor, nn
 
 
@@ -82,7 +82,7 @@ class StagedClassifier(Classifier):
 
     def _run_stage(self, stage: nn.Module, x: Tensor) -> Tensor:
         if self.grad_checkpointing and self.training:
-            return checkpoint_seq(stage, x)
+            return checkpoint_seq(stage, x) if isinstance(stage, nn.Sequential) else checkpoint(stage, x)
         return stage(x)
 
     def last_activation(self, x: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Shared1x1(nn.Module):
             norm.running_var[used],
             norm.weight[used],
             norm.bias[used],
-            self.training,
+            norm.training,
             0.1 if norm.momentum is None else norm.momentum,
             norm.eps,
         )
@@ -72,7 +72,7 @@ class Shared1x1(nn.Module):
 
     def describe(self) -> dict[str, str]:
         """What the tensors do not tell."""
-        return {"mechanism": "Shared1x1", "sharing": self.sharing}
+        return {"mechanism": "Shared1x1", "sharing": self.sharing, "growth": str(self.growth)}
 
 
 class DenseLayer(nn.Module):

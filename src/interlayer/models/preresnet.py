@@ -52,6 +52,9 @@ class PreActBlock(PartedBlock):
             nn.Conv2d(channels[i], channels[i + 1], k, stride if i == strided else 1, k // 2, bias=False)
             for i, k in enumerate(kernels)
         )
+        self.tap_channels = channels[1:-1]
+        if growth:
+            self.objection = "the output of a dual path block is no sum of a branch and a shortcut"
         self.shortcut: nn.Module = nn.Identity()
         self.out_channels = in_channels + growth
         dense_path_runs_on = growth and in_channels > self.residual_channels and stride == 1

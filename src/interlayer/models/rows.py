@@ -85,10 +85,13 @@ def build(
         backbone_options: anything `timm.create_model` takes for the backbone.
     """
     if pretrained:
-        remedy = f"interlayer.attach(timm.create_model({row.backbone!r}, pretrained=True), {row.mechanism!r}, "
+        names = [name for name in (row.companion, row.mechanism) if name]
+        start = f"timm.create_model({row.backbone!r}, pretrained=True)"
+        for name in names:
+            identity = ", init='identity'" if "init" in hosts.options_of(name) else ""
+            start = f"interlayer.attach({start}, {name!r}{identity})"
         raise RuntimeError(
-            f"no pretrained weights of {row.name} exist"
-            + (f"; to start from the backbone's: {remedy}init='identity')" if row.mechanism else "")
+            f"no pretrained weights of {row.name} exist" + (f"; to start from the backbone's: {start}" if names else "")
         )
     if "reading" in (attach_options or {}):
         raise ValueError("give reading= to create_model itself: the backbone depends on it too")

@@ -67,6 +67,7 @@ class XceptionBlock(PartedBlock):
         super().__init__()
         channels = (in_channels, *widths)
         self.branch_channels = widths[-1]
+        self.tap_channels = list(widths[:-1])
         self.pools_last = pool
         self.has_skip = shortcut
         self.separable = nn.ModuleList(

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .dispatch import Operation, asked_for
 
@@ -46,7 +47,7 @@ def _joined(y: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
     return F.relu(output) if relu else output
 
 
-def objection_to_norm(norm: nn.Module, weight: Tensor) -> str | None:
+def objection_to_norm(x: Tensor, norm: nn.Module, weight: Tensor) -> str | None:
     """Why the norm's part cannot be written out, or None."""
     if isinstance(norm, BatchNormAct2d):
         if not (isinstance(norm.act, nn.Identity) and isinstance(norm.drop, nn.Identity)):
@@ -61,11 +62,13 @@ def objection_to_norm(norm: nn.Module, weight: Tensor) -> str | None:
         return "the norm has hooks"
     if weight.shape[2:] != (1, 1):
         return f"the convolution must be 1x1, got {tuple(weight.shape[2:])}"
+    if x.numel() // x.shape[1] < 2:
+        return "one value for each channel has no spread"
     return None
 
 
 def _objection(x: Tensor, norm: nn.Module, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True) -> str | None:
-    return objection_to_norm(norm, weight)
+    return objection_to_norm(x, norm, weight)
 
 
 @residual_end.kernel("recompute", _objection)
@@ -92,6 +95,7 @@ class _Projection(torch.autograd.Function):
         return F.conv2d(y, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         x, scale, shift, weight = ctx.saved_tensors
         grad_y = F.conv2d(grad, weight.to(grad.dtype).flatten(1).t()[..., None, None])
@@ -106,7 +110,7 @@ def _objection_to_scaled(
 ) -> str | None:
     if not (torch.compiler.is_compiling() or asked_for("scaled")):
         return "outside of torch.compile it would store maps in float32"
-    return objection_to_norm(norm, weight)
+    return objection_to_norm(x, norm, weight)
 
 
 @residual_end.kernel("scaled", _objection_to_scaled)

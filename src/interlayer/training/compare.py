@@ -139,7 +139,7 @@ def networks_of(models: Sequence[str]) -> list[str]:
         names.insert(0, plain_name(names[0]))
     if len(names) < 2:
         raise TrainingError(
-            f"nothing to compare {names[0]} with: name two networks, or one with layer attention such as "
+            f"nothing to compare {names[0]} with: name two networks, or one with a mechanism such as "
             f"{names[0]}+mrla_light"
         )
     return names

@@ -25,7 +25,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 def build_network(recipe: Recipe, classes: int) -> nn.Module:
     """The network of a recipe, for that many classes, with the weights it starts from."""
     if not recipe.model:
-        raise RecipeError("the recipe names no model: give --model NAME, or NAME+MECHANISM to attach layer attention")
+        raise RecipeError("the recipe names no model: give --model NAME, or NAME+MECHANISM to attach one")
     name, mechanism = split_name(recipe.model)
     try:
         models.check_name(name)
@@ -69,9 +69,10 @@ def _create(name: str, recipe: Recipe, options: dict[str, Any], classes: int) ->
 
 def _attach(network: nn.Module, mechanism: str, recipe: Recipe) -> nn.Module:
     options = dict(recipe.attach_options)
-    if recipe.pretrained or recipe.weights:
+    takes = hosts.options_of(mechanism)
+    if (recipe.pretrained or recipe.weights) and "init" in takes:
         options.setdefault("init", "identity")  # trained weights keep their function at the start
-    if recipe.drop_path_rate:
+    if recipe.drop_path_rate and "drop_path" in takes:
         options.setdefault("drop_path", "backbone")
     if recipe.image_size:
         options.setdefault("image_size", recipe.image_size)
@@ -94,11 +95,11 @@ def check_size(network: nn.Module, name: str, size: int) -> None:
 def start_from(network: nn.Module, path: str) -> None:
     """Load weights from a file; those of a classifier of another number of classes are left as they are.
 
-    A file of a plain backbone also starts a network with layer attention attached.
+    A file of a plain backbone also starts a network that something is attached to.
     """
     state_dict, descriptions = read_checkpoint(path)
     check_description(descriptions, network)
-    tensors = unwrap(state_dict)
+    tensors = hosts.as_wide_as(network, unwrap(state_dict))
     own = network.state_dict()
     head = {id(p) for p in _classifier(network).parameters()}
     head_names = {name for name, p in network.named_parameters() if id(p) in head}

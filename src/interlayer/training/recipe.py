@@ -34,7 +34,7 @@ class RecipeError(TrainingError):
 class Recipe:
     """One training setting. Defaults train any network plainly: crop and flip, SGD, cosine."""
 
-    # The network: a name timm knows, or NAME+MECHANISM for a backbone with layer attention attached.
+    # The network: a name timm knows, or NAME+MECHANISM for a backbone with a mechanism attached.
     model: str = ""
     model_options: Options = field(default_factory=dict)  # of timm.create_model
     attach_options: Options = field(default_factory=dict)  # of interlayer.attach, for NAME+MECHANISM

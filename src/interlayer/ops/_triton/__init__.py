@@ -3,10 +3,18 @@
 import os
 from typing import Any
 
+import torch
+import triton.language as tl
 from torch import Tensor
 
 from ..dispatch import asked_for
 
+TYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -24,21 +24,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..recurrence import objection_to_norm, residual_end
-from . import INTERPRETED, power_of_two, why_not_here
+from . import INTERPRETED, TYPES, power_of_two, why_not_here
 
 ROWS = 64  # pixels a program holds at once
 CHANNELS = 64  # channels it holds at once
 SPLITS = 32  # partial sums added at once
 PROGRAMS = 1056  # of a reduction: eight for each of an H200's 132 multiprocessors
 MOST_STATE_CHANNELS = 128
-TYPES = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-}
 
 
 @triton.jit
@@ -164,7 +159,7 @@ def _end_kernel(
         if HAS_SHORTCUT:
             output += tl.load(shortcut_ptr + places, mask=mask, other=0.0).to(ACC)
         if RELU:
-            output = tl.maximum(output, 0.0)
+            output = tl.where(output <= 0, 0.0, output)  # not a maximum, which would hide what is not a number
         tl.store(output_ptr + places, output.to(x.dtype), mask=mask)
         weight = tl.load(
             weight_ptr + states[None, :] * channels + columns[:, None],
@@ -218,7 +213,7 @@ def _reduce_kernel(
         places = lines.to(tl.int64)[:, None] * channels + columns[None, :]
         grad = tl.load(grad_ptr + places, mask=mask, other=0.0)
         if RELU:
-            grad = tl.where(tl.load(output_ptr + places, mask=mask, other=0.0) > 0, grad, 0.0)
+            grad = tl.where(tl.load(output_ptr + places, mask=mask, other=0.0) <= 0, 0.0, grad)
             tl.store(grad_shortcut_ptr + places, grad, mask=mask)
         x = tl.load(x_ptr + places, mask=mask, other=0.0)
         grad_projected = tl.load(
@@ -346,7 +341,7 @@ class _ResidualEnd(torch.autograd.Function):
             x, sums, gamma, beta, norm.running_mean, norm.running_var, table, rows, channels, splits,
             norm.eps, norm.momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **of_channels,
         )  # fmt: skip
-        of_state = weight.detach().to(x.dtype)
+        of_state = weight.detach().to(x.dtype).contiguous()
         output = torch.empty_like(x)
         projected = torch.empty(
             (batch, state, height, width), device=x.device, dtype=x.dtype, memory_format=torch.channels_last
@@ -361,6 +356,7 @@ class _ResidualEnd(torch.autograd.Function):
         return output, projected
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_projected: Tensor) -> Any:  # type: ignore[override]
         x, output, of_state, table = ctx.saved_tensors
         gamma_dtype, beta_dtype, weight_dtype, weight_shape, has_shortcut = ctx.kinds
@@ -412,7 +408,10 @@ def _objection(x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *,
         return f"the state must have at most {MOST_STATE_CHANNELS} channels, got {weight.shape[0]}"
     if x.dtype not in TYPES:
         return f"the maps must be of floating point, got {x.dtype}"
-    return why_not_here(x) or objection_to_norm(norm, weight)
+    reason = why_not_here(x) or objection_to_norm(x, norm, weight)
+    if reason is None and not all(t.is_contiguous() for t in (norm.weight, norm.bias, *norm.buffers())):
+        return "the norm's weights and statistics must be contiguous"
+    return reason
 
 
 @residual_end.kernel("triton", _objection)
@@ -420,4 +419,5 @@ def _fused(
     x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
     norm.num_batches_tracked.add_(1)
-    return _ResidualEnd.apply(x, norm.weight, norm.bias, weight, shortcut, norm, relu)
+    with torch.cuda.device_of(x):
+        return _ResidualEnd.apply(x, norm.weight, norm.bias, weight, shortcut, norm, relu)
