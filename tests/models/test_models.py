@@ -27,6 +27,8 @@ EXPECTED = (
     + [f"mobilenetv2_{what}" for what in ("rla", "eca_rla", "eca", "se")]
     + ["xception_cifar", "xception_cifar_rla"]
     + [f"densenet100_cifar{sharing}" for sharing in ("", "_shared_lag", "_shared_ordinal")]
+    + [f"halo_h{number}" for number in range(8)]
+    + ["halo_50", "halo_h4_base128", "halo_h4_base128_patch", "halo_h4_base128_conv12"]
 )
 LARGE = [name for name in EXPECTED if "101_" in name or "152_" in name]
 
@@ -75,6 +77,17 @@ def test_the_names_are_registered_and_shadow_none_of_timms():
         ("preresnet164_cifar_rla_no_exchange", 1_713_994),
         ("preresnet164_cifar_wide12", 1_925_692),
         ("preresnet164_cifar_dpn", 2_127_826),
+        ("halo_h0", 5_488_424),
+        ("halo_h1", 8_084_936),
+        ("halo_h2", 9_388_328),
+        ("halo_h3", 12_275_080),
+        ("halo_h4", 19_082_632),
+        ("halo_h5", 30_683_112),
+        ("halo_h6", 43_425_544),
+        ("halo_h7", 67_400_008),
+        ("halo_50", 18_019_112),
+        ("halo_h4_base128", 85_194_760),
+        ("halo_h4_base128_conv12", 87_057_384),
         ("xception_cifar", 2_701_882),
         ("xception_cifar_rla", 2_767_534),
     ],

@@ -1,7 +1,18 @@
 """The papers' ideas as modules, one file an idea."""
 
 from .description import description_differences
+from .halo import HaloAttention2d, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from .rla import RLA
 
-__all__ = ["MLA", "RLA", "LayerAttention", "MRLABase", "MRLALight", "MRLALinear", "description_differences"]
+__all__ = [
+    "MLA",
+    "RLA",
+    "HaloAttention2d",
+    "LayerAttention",
+    "MRLABase",
+    "MRLALight",
+    "MRLALinear",
+    "description_differences",
+    "resize_halo",
+]

@@ -5,10 +5,14 @@ from fnmatch import fnmatchcase
 
 import timm
 
-from . import ceit, densenet, mrla, preresnet, rla, xception  # noqa: F401  mrla and rla fill ROWS
+from . import ceit, densenet, halonet, mrla, preresnet, rla, xception  # noqa: F401  mrla and rla fill ROWS
 from .rows import ROWS
 
-NETWORKS = {**ceit.default_cfgs, **preresnet.default_cfgs, **xception.default_cfgs, **densenet.default_cfgs}
+NETWORKS = {
+    name: config
+    for module in (ceit, preresnet, xception, densenet, halonet)
+    for name, config in module.default_cfgs.items()
+}
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -3,11 +3,13 @@
 from importlib.util import find_spec
 
 from .dispatch import backend, backends, choose_from_environment
+from .halo import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
 from .recurrence import residual_end
 
 if find_spec("triton") is not None:  # not on every platform that torch runs on
-    from ._triton import residual_end as _fused_residual_end  # noqa: F401  adds itself to the operation
+    from ._triton import halo as _fused_halo  # noqa: F401  adds itself to its operation
+    from ._triton import residual_end as _fused_residual_end  # noqa: F401
 
 choose_from_environment()
 
@@ -15,6 +17,7 @@ __all__ = [
     "backend",
     "backends",
     "depthwise_value",
+    "halo_attention",
     "layer_attention",
     "light_attention",
     "linear_recurrence",

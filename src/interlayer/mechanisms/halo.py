@@ -1,0 +1,166 @@
+"""Local self-attention in place of a spatial convolution.
+
+Paper: Scaling Local Self-Attention for Parameter Efficient Visual Backbones (HaloNet), CVPR 2021, section 2.
+
+    q = W_q x at every stride-th pixel, k = W_k x, v = W_v x        1x1 convolutions without bias
+    result = halo_attention(q, k, v, relative tables)               `interlayer.ops.halo_attention`
+
+There is no output projection: the heads' values lie behind one another, as many channels as W_v gives.
+
+    x        [B, in_channels, H, W]
+    result   [B, out_channels, ceil(H / stride), ceil(W / stride)]
+
+Deviations: none. The choices that the text leaves open are those of the operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import ops
+from .description import expect_choice, record_description
+
+Position = Literal["relative", "absolute", "none"]
+
+
+class HaloAttention2d(nn.Module):
+    """Blocked local self-attention over a map; it takes the place of a 3x3 convolution.
+
+    Args:
+        in_channels: channels of the map.
+        out_channels: channels of the result, those of the values.
+        heads: number of heads.
+        qk_channels: channels of queries and keys; `in_channels` unless given.
+        block: pixels of a block of queries in each direction, b.
+        halo: pixels around it that are read too, h.
+        stride: pixels between queries: 2 halves the map.
+        centered: whether each query sees the pixels at most `halo` away instead of its block's neighbourhood (SASA).
+        position: "relative"; "absolute" adds factorised encodings of row and column to x (appendix F); "none".
+        size: height and width of the map for which absolute encodings are learnt; others are interpolated.
+        mask_padding: whether pixels beyond the image are left out.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int | None = None,
+        *,
+        heads: int = 8,
+        qk_channels: int | None = None,
+        block: int = 8,
+        halo: int = 3,
+        stride: int = 1,
+        centered: bool = False,
+        position: Position = "relative",
+        size: tuple[int, int] | None = None,
+        mask_padding: bool = True,
+    ) -> None:
+        super().__init__()
+        expect_choice("position", position, ("relative", "absolute", "none"))
+        out_channels = in_channels if out_channels is None else out_channels
+        qk_channels = in_channels if qk_channels is None else qk_channels
+        if qk_channels % (2 * heads) or out_channels % heads:
+            raise ValueError(
+                f"expected qk_channels divisible by twice the heads and out_channels divisible by heads={heads}, got "
+                f"{qk_channels} and {out_channels}"
+            )
+        if block < 1 or halo < 0 or stride < 1:
+            raise ValueError(
+                f"expected block and stride of at least 1, halo of at least 0, got {block=}, {stride=}, {halo=}"
+            )
+        if position == "absolute" and size is None:
+            raise ValueError("position='absolute' learns an encoding of each row and column: give size=(height, width)")
+        self.heads = heads
+        self.block = block
+        self.halo = halo
+        self.stride = stride
+        self.centered = centered
+        self.mask_padding = mask_padding
+        self.position = position
+        self.query = nn.Conv2d(in_channels, qk_channels, 1, bias=False)
+        self.key = nn.Conv2d(in_channels, qk_channels, 1, bias=False)
+        self.value = nn.Conv2d(in_channels, out_channels, 1, bias=False)
+        self.rel_rows = self.rel_cols = self.abs_rows = self.abs_cols = None
+        if position == "relative":
+            half = qk_channels // heads // 2
+            entries = 2 * (block + 2 * halo) - 1
+            self.rel_rows = nn.Parameter(torch.empty(entries, half))
+            self.rel_cols = nn.Parameter(torch.empty(entries, half))
+        elif size is not None and position == "absolute":
+            self.abs_rows = nn.Parameter(torch.empty(in_channels, size[0]))
+            self.abs_cols = nn.Parameter(torch.empty(in_channels, size[1]))
+        for table in (self.rel_rows, self.rel_cols):
+            if table is not None:
+                nn.init.normal_(table, std=(qk_channels // heads) ** -0.5)
+        for table in (self.abs_rows, self.abs_cols):
+            if table is not None:
+                nn.init.normal_(table, std=0.02)
+        record_description(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.abs_rows is not None and self.abs_cols is not None:
+            rows, cols = (_resized(t, n) for t, n in ((self.abs_rows, x.shape[2]), (self.abs_cols, x.shape[3])))
+            x = x + (rows[:, :, None] + cols[:, None, :]).to(x.dtype)
+        sampled = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
+        return ops.halo_attention(
+            self.query(sampled),
+            self.key(x),
+            self.value(x),
+            self.rel_rows,
+            self.rel_cols,
+            heads=self.heads,
+            block=self.block,
+            halo=self.halo,
+            stride=self.stride,
+            centered=self.centered,
+            mask_padding=self.mask_padding,
+        )
+
+    @torch.no_grad()
+    def resize(self, block: int, halo: int) -> None:
+        """Change block and halo of a trained layer: its relative tables are interpolated linearly (appendix E)."""
+        if block < 1 or halo < 0 or block % self.stride:
+            raise ValueError(
+                f"expected a block of at least 1, divisible by the stride {self.stride}, and a halo of at least 0, got "
+                f"{block=}, {halo=}"
+            )
+        entries = 2 * (block + 2 * halo) - 1
+        if self.rel_rows is not None and self.rel_cols is not None:
+            self.rel_rows = nn.Parameter(_resized(self.rel_rows.t(), entries).t().contiguous())
+            self.rel_cols = nn.Parameter(_resized(self.rel_cols.t(), entries).t().contiguous())
+        self.block, self.halo = block, halo
+
+    def describe(self) -> dict[str, str]:
+        """What the tensors do not tell: block and halo of equal sum b + 2h have tables of one size."""
+        names = ("heads", "block", "halo", "stride", "centered", "mask_padding")
+        return {"mechanism": "HaloAttention2d"} | {name: str(getattr(self, name)) for name in names}
+
+    def extra_repr(self) -> str:
+        sizes = f"block={self.block}, halo={self.halo}, stride={self.stride}"
+        return f"heads={self.heads}, {sizes}, position={self.position!r}"
+
+
+def _resized(table: Tensor, size: int) -> Tensor:
+    """[channels, n] to [channels, size], linearly, ends on ends; itself where nothing changes."""
+    if table.shape[1] == size:
+        return table
+    if size == 1:
+        return table[:, table.shape[1] // 2, None]
+    return F.interpolate(table[None], size=size, mode="linear", align_corners=True)[0]
+
+
+def resize_halo(model: nn.Module, *, block: int, halo: int) -> nn.Module:
+    """Change block and halo of every local attention in a trained model, in place, and return it (appendix E)."""
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, HaloAttention2d)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no HaloAttention2d")
+    for layer in layers:
+        if block % layer.stride:
+            raise ValueError(f"expected a block divisible by every stride, got {block} and a stride of {layer.stride}")
+    for layer in layers:
+        layer.resize(block, halo)
+    return model

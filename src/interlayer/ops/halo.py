@@ -1,0 +1,225 @@
+"""Blocked local self-attention: every block of queries reads its neighbourhood.
+
+Paper: Scaling Local Self-Attention for Parameter Efficient Visual Backbones (HaloNet), CVPR 2021, sections 2.1 and 2.2,
+Figures 1 and 2. The map is cut into blocks of b x b pixels. The queries of a block attend to the keys and values of the
+block and a halo of h pixels around it, (b + 2h)² pixels; a query at (i, j) gives a key at (y, x) the weight
+
+    softmax over (y, x) of   s q · k + s' (q_rows · rel_rows[y - i] + q_cols · rel_cols[x - j])
+
+where q_rows and q_cols are the first and second half of the query's channels and the tables are shared by the heads.
+
+    q      [B, heads d, ceil(H / stride), ceil(W / stride)]: query (i, j) stands at pixel (stride i, stride j)
+    k      [B, heads d, H, W]
+    v      [B, heads e, H, W]
+    rel_rows, rel_cols   [2 (b + 2h) - 1, d / 2]: entry (b + 2h - 1) + (y - i)
+    result [B, heads e, ceil(H / stride), ceil(W / stride)]
+
+Where the text leaves a choice: s = s' = 1 / sqrt(d), so position and content are scaled alike. Pixels beyond the image
+take no part (`mask_padding=False` gives them zero keys and values that do). A map that is no multiple of b ends with
+blocks that are cut off: they have fewer queries, and the neighbourhood of a whole block. Logits and softmax are in
+float32 (float64 for float64).
+
+`centered=True` is stand-alone self-attention's window (SASA): each query sees the keys at most h pixels away in both
+directions, whatever its block. A block as large as the map gives global attention.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .dispatch import Operation
+
+
+@Operation
+def halo_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rel_rows: Tensor | None,
+    rel_cols: Tensor | None,
+    *,
+    heads: int,
+    block: int,
+    halo: int,
+    stride: int = 1,
+    centered: bool = False,
+    mask_padding: bool = True,
+    scale: float | None = None,
+    position_scale: float | None = None,
+) -> Tensor:
+    """Attention of each block's queries to its neighbourhood; the module's docstring says all.
+
+    Args:
+        q, k, v: queries, keys and values, [B, C, H, W] each; the queries of a strided layer are given subsampled.
+        rel_rows, rel_cols: tables of relative positions; None for attention by content alone.
+        heads: number of heads.
+        block: b.
+        halo: h.
+        stride: pixels between queries.
+        centered: whether a query sees only keys at most `halo` pixels away.
+        mask_padding: whether pixels beyond the image are left out.
+        scale: of q · k; 1 / sqrt(d) unless given.
+        position_scale: of the position's term; that of q · k unless given.
+    """
+    check_halo(q, k, v, rel_rows, rel_cols, heads=heads, block=block, halo=halo, stride=stride)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    batch, _, height, width = k.shape
+    window = block + 2 * halo
+    queries = q.unflatten(1, (heads, -1)).to(dtype)  # [B, heads, d, ., .]
+    channels = queries.shape[2]
+    scale = channels**-0.5 if scale is None else scale
+    position_scale = scale if position_scale is None else position_scale
+    margin = (halo, halo + -width % block, halo, halo + -height % block)
+    keys = F.pad(k, margin).unflatten(1, (heads, -1)).to(dtype)
+    values = F.pad(v, margin).unflatten(1, (heads, -1)).to(dtype)
+    result = queries.new_zeros(batch, heads, values.shape[2], *q.shape[2:])
+    for top in range(0, height, block):
+        for left in range(0, width, block):
+            rows = torch.arange(-(-top // stride), -(-min(top + block, height) // stride), device=q.device)
+            cols = torch.arange(-(-left // stride), -(-min(left + block, width) // stride), device=q.device)
+            if not len(rows) or not len(cols):
+                continue
+            key_rows = torch.arange(top - halo, top + block + halo, device=q.device)  # where the keys stand
+            key_cols = torch.arange(left - halo, left + block + halo, device=q.device)
+            query = queries[:, :, :, rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+            near = (..., slice(top, top + window), slice(left, left + window))
+            logits = scale * torch.einsum("bhdij,bhdyx->bhijyx", query, keys[near])
+            below = key_rows - stride * rows[:, None]  # [queries' rows, keys' rows]
+            beside = key_cols - stride * cols[:, None]
+            if rel_rows is not None and rel_cols is not None:
+                half = channels // 2
+                of_rows = torch.einsum("bhdij,iyd->bhijy", query[:, :, :half], rel_rows[window - 1 + below].to(dtype))
+                of_cols = torch.einsum("bhdij,jxd->bhijx", query[:, :, half:], rel_cols[window - 1 + beside].to(dtype))
+                logits = logits + position_scale * (of_rows[..., None] + of_cols[..., None, :])
+            allowed = torch.ones(len(rows), len(cols), window, window, dtype=torch.bool, device=q.device)
+            if mask_padding:
+                allowed &= ((key_rows >= 0) & (key_rows < height))[:, None] & (key_cols >= 0) & (key_cols < width)
+            if centered:
+                allowed &= (below.abs() <= halo)[:, None, :, None] & (beside.abs() <= halo)[None, :, None, :]
+            weights = (
+                logits.masked_fill(~allowed, float("-inf")).flatten(-2).softmax(-1).unflatten(-1, (window, window))
+            )
+            gathered = torch.einsum("bhijyx,bheyx->bheij", weights, values[near])
+            result[:, :, :, rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1] = gathered
+    return result.flatten(1, 2).to(v.dtype)
+
+
+def check_halo(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rel_rows: Tensor | None,
+    rel_cols: Tensor | None,
+    *,
+    heads: int,
+    block: int,
+    halo: int,
+    stride: int,
+) -> None:
+    """Refuse what does not fit together, saying what was expected."""
+    if block < 1 or halo < 0 or stride < 1 or heads < 1:
+        raise ValueError(
+            f"expected block, stride and heads of at least 1 and halo of at least 0, got {block=}, {halo=}, {stride=}, "
+            f"{heads=}"
+        )
+    height, width = k.shape[2:]
+    expected = (-(-height // stride), -(-width // stride))
+    if tuple(q.shape[2:]) != expected:
+        raise ValueError(
+            f"expected queries of {expected} for keys of {(height, width)} at stride {stride}, got {tuple(q.shape[2:])}"
+        )
+    if v.shape[2:] != k.shape[2:] or not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ValueError(f"expected keys and values of one size and batch, got {tuple(k.shape)} and {tuple(v.shape)}")
+    if q.shape[1] != k.shape[1] or q.shape[1] % heads or v.shape[1] % heads:
+        raise ValueError(
+            f"expected queries and keys of as many channels, divisible by {heads=}, and values divisible too, got "
+            f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]}"
+        )
+    if (rel_rows is None) != (rel_cols is None):
+        raise ValueError("expected both tables of relative positions, or none")
+    if rel_rows is not None and rel_cols is not None:
+        size = (2 * (block + 2 * halo) - 1, q.shape[1] // heads // 2)
+        if q.shape[1] // heads % 2 or tuple(rel_rows.shape) != size or tuple(rel_cols.shape) != size:
+            raise ValueError(
+                f"expected tables of {size} for {block=}, {halo=} and heads of an even number of channels, here "
+                f"{q.shape[1] // heads}, got {tuple(rel_rows.shape)} and {tuple(rel_cols.shape)}"
+            )
+
+
+def _objection_to_gathered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rel_rows: Tensor | None,
+    rel_cols: Tensor | None,
+    *,
+    block: int,
+    stride: int = 1,
+    **options: object,
+) -> str | None:
+    return None if block % stride == 0 else f"expected a block divisible by the stride {stride}, got {block}"
+
+
+@halo_attention.kernel("gathered", _objection_to_gathered)
+def _gathered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rel_rows: Tensor | None,
+    rel_cols: Tensor | None,
+    *,
+    heads: int,
+    block: int,
+    halo: int,
+    stride: int = 1,
+    centered: bool = False,
+    mask_padding: bool = True,
+    scale: float | None = None,
+    position_scale: float | None = None,
+) -> Tensor:
+    """The same for all blocks at once: neighbourhoods are gathered and given to scaled_dot_product_attention."""
+    check_halo(q, k, v, rel_rows, rel_cols, heads=heads, block=block, halo=halo, stride=stride)
+    height, width = k.shape[2:]
+    window, side = block + 2 * halo, block // stride  # `side`: queries of a block in each direction
+    down, across = -(-height // block), -(-width // block)
+    margin = (halo, halo + -width % block, halo, halo + -height % block)
+
+    def neighbourhoods(x: Tensor) -> Tensor:  # [B, heads, blocks, window², channels]
+        windows = F.pad(x, margin).unfold(2, window, block).unfold(3, window, block)
+        return windows.unflatten(1, (heads, -1)).flatten(3, 4).flatten(4).permute(0, 1, 3, 4, 2)
+
+    padded = F.pad(q, (0, across * side - q.shape[3], 0, down * side - q.shape[2]))
+    queries = padded.unflatten(1, (heads, -1)).unflatten(3, (down, side)).unflatten(5, (across, side))
+    queries = queries.permute(0, 1, 3, 5, 4, 6, 2).flatten(2, 3)  # [B, heads, blocks, side, side, d]
+    channels = queries.shape[-1]
+    scale = channels**-0.5 if scale is None else scale
+    position_scale = scale if position_scale is None else position_scale
+
+    places = torch.arange(window, device=q.device) - halo
+    offsets = places - stride * torch.arange(side, device=q.device)[:, None]  # [side, window]: from query to key
+    bias = queries.new_zeros(1)
+    if rel_rows is not None and rel_cols is not None:
+        half = channels // 2
+        near_rows, near_cols = (table[window - 1 + offsets].to(q.dtype) for table in (rel_rows, rel_cols))
+        of_rows = torch.einsum("bhnijd,iyd->bhnijy", queries[..., :half], near_rows)
+        of_cols = torch.einsum("bhnijd,jxd->bhnijx", queries[..., half:], near_cols)
+        bias = position_scale * (of_rows[..., None] + of_cols[..., None, :]).flatten(3, 4).flatten(4)
+    allowed = torch.ones(down, across, side, side, window, window, dtype=torch.bool, device=q.device)
+    if mask_padding:
+        rows = places + block * torch.arange(down, device=q.device)[:, None]  # [down, window]: where the keys stand
+        cols = places + block * torch.arange(across, device=q.device)[:, None]
+        allowed &= ((rows >= 0) & (rows < height))[:, None, None, None, :, None]
+        allowed &= ((cols >= 0) & (cols < width))[None, :, None, None, None, :]
+    if centered:
+        allowed &= (offsets.abs() <= halo)[:, None, :, None] & (offsets.abs() <= halo)[None, :, None, :]
+    allowed = allowed.flatten(0, 1).flatten(1, 2).flatten(2)  # [blocks, side², window²]
+    allowed = allowed | ~allowed.any(-1, keepdim=True)  # queries that only fill up a block: cut off below
+    mask = bias.masked_fill(~allowed, float("-inf")) if bias.dim() > 1 else allowed
+    result = F.scaled_dot_product_attention(
+        queries.flatten(3, 4), neighbourhoods(k), neighbourhoods(v), attn_mask=mask, scale=scale
+    )
+    result = result.unflatten(3, (side, side)).unflatten(2, (down, across))  # [B, heads, down, across, side, side, e]
+    result = result.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4).flatten(1, 2)
+    return result[:, :, : q.shape[2], : q.shape[3]]

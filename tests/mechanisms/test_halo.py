@@ -1,0 +1,75 @@
+"""Were these wrong, the layer would not fit where a convolution was, or a resized one would read other positions."""
+
+import pytest
+import torch
+
+from interlayer.mechanisms import HaloAttention2d, resize_halo
+
+
+@pytest.mark.parametrize("size", [(12, 12), (7, 9), (1, 1), (16, 5)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_it_takes_the_place_of_a_convolution(size, stride):
+    """The shapes of a 3x3 convolution with padding, strided or not, at any size."""
+    layer = HaloAttention2d(16, 24, heads=2, block=4, halo=1, stride=stride)
+    convolution = torch.nn.Conv2d(16, 24, 3, stride, 1)
+    x = torch.randn(2, 16, *size)
+    assert layer(x).shape == convolution(x).shape
+
+
+def test_a_strided_layer_is_the_full_one_at_every_second_pixel():
+    full = HaloAttention2d(16, heads=2, block=4, halo=2)
+    strided = HaloAttention2d(16, heads=2, block=4, halo=2, stride=2)
+    torch.nn.Module.load_state_dict(strided, dict(full.state_dict()))
+    x = torch.randn(1, 16, 11, 10)
+    torch.testing.assert_close(strided(x), full(x)[:, :, ::2, ::2])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"position": "none"}, {"position": "absolute", "size": (6, 5)}, {"centered": True}]
+)
+def test_every_parameter_gets_a_gradient(options):
+    layer = HaloAttention2d(8, 12, heads=2, qk_channels=4, block=4, halo=1, **options)
+    layer(torch.randn(2, 8, 6, 5)).square().sum().backward()
+    assert [name for name, p in layer.named_parameters() if p.grad is None] == []
+
+
+def test_absolute_positions_are_added_before_and_interpolated():
+    """Appendix F: encodings of row and column are added to the map; another size interpolates them."""
+    layer = HaloAttention2d(8, heads=2, block=4, halo=1, position="absolute", size=(6, 5))
+    plain = HaloAttention2d(8, heads=2, block=4, halo=1, position="none")
+    weights = {name: value for name, value in layer.state_dict().items() if not name.startswith("abs_")}
+    torch.nn.Module.load_state_dict(plain, weights)
+    x = torch.randn(1, 8, 6, 5)
+    torch.testing.assert_close(layer(x), plain(x + layer.abs_rows[:, :, None] + layer.abs_cols[:, None, :]))
+    assert layer(torch.randn(1, 8, 9, 11)).shape == (1, 8, 9, 11)
+
+
+def test_resizing_to_the_same_size_changes_nothing():
+    """Appendix E: tables are interpolated linearly, exactly where nothing changes, and end on end where it does."""
+    layer = HaloAttention2d(8, heads=2, block=4, halo=1)
+    before = layer.rel_rows.detach().clone()
+    layer.resize(4, 1)
+    assert torch.equal(layer.rel_rows, before)
+    resize_halo(torch.nn.Sequential(layer), block=8, halo=2)
+    assert layer.rel_rows.shape == (23, 2)
+    torch.testing.assert_close(layer.rel_rows[[0, 11, 22]], before[[0, 5, 10]])
+    assert layer(torch.randn(1, 8, 9, 9)).shape == (1, 8, 9, 9)
+    with pytest.raises(ValueError, match="has no HaloAttention2d"):
+        resize_halo(torch.nn.Conv2d(1, 1, 1), block=8, halo=1)
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="qk_channels divisible by twice the heads"):
+        HaloAttention2d(12, heads=4, qk_channels=12)
+    with pytest.raises(ValueError, match=r"give size=\(height, width\)"):
+        HaloAttention2d(8, heads=2, position="absolute")
+    strided = HaloAttention2d(8, heads=2, block=4, halo=1, stride=2)
+    with pytest.raises(ValueError, match="divisible by the stride 2"):
+        strided.resize(5, 1)
+
+
+def test_a_state_dict_tells_block_and_halo():
+    """b = 4, h = 2 and b = 6, h = 1 have tables of one size and are different layers."""
+    one, other = HaloAttention2d(8, heads=2, block=4, halo=2), HaloAttention2d(8, heads=2, block=6, halo=1)
+    with pytest.raises(RuntimeError, match="was saved with block=4, this model has block=6"):
+        other.load_state_dict(one.state_dict())

@@ -1,0 +1,245 @@
+"""Were these wrong, a query would read the wrong pixels, or at the wrong positions."""
+
+import itertools
+
+import pytest
+import torch
+
+from interlayer import backend, ops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DOUBLE = torch.float64
+KERNELS = ["gathered", "triton"]
+
+
+def make(
+    height=11, width=9, *, heads=2, d=6, e=5, block=4, halo=2, stride=1, batch=2, dtype=DOUBLE, relative=True, seed=0
+):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+
+    def channels_last(x):
+        return x.contiguous(memory_format=torch.channels_last)
+
+    q = channels_last(draw(batch, heads * d, -(-height // stride), -(-width // stride)))
+    k, v = channels_last(draw(batch, heads * d, height, width)), channels_last(draw(batch, heads * e, height, width))
+    size = 2 * (block + 2 * halo) - 1
+    tables = [draw(size, d // 2), draw(size, d // 2)] if relative else [None, None]
+    return [q, k, v, *tables], {"heads": heads, "block": block, "halo": halo, "stride": stride}
+
+
+def run(name, tensors, options):
+    """Result and the gradients of all that has one."""
+    leaves = [
+        None if t is None else t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors
+    ]
+    with backend(name):
+        result = ops.halo_attention(*leaves, **options)
+    generator = torch.Generator().manual_seed(1)
+    result.backward(torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result))
+    names = ("q", "k", "v", "rel_rows", "rel_cols")
+    return {"result": result.detach()} | {n: t.grad for n, t in zip(names, leaves, strict=True) if t is not None}
+
+
+def by_pixel(q, k, v, rel_rows, rel_cols, *, heads, block, halo, stride, centered=False, mask_padding=True):
+    """One query after another, from the definition."""
+    _, _, height, width = k.shape
+    window = block + 2 * halo
+    split = [t.unflatten(1, (heads, -1)) for t in (q, k, v)]
+    d = split[0].shape[2]
+    result = torch.zeros(q.shape[0], heads, split[2].shape[2], *q.shape[2:], dtype=q.dtype)
+    for i, j in itertools.product(range(q.shape[2]), range(q.shape[3])):
+        y0, x0 = stride * i, stride * j
+        top, left = y0 // block * block - halo, x0 // block * block - halo
+        query = split[0][..., i, j]
+        logits, values = [], []
+        for y, x in itertools.product(range(top, top + window), range(left, left + window)):
+            inside = 0 <= y < height and 0 <= x < width
+            if (not inside and mask_padding) or (centered and max(abs(y - y0), abs(x - x0)) > halo):
+                continue
+            key = split[1][..., y, x] if inside else torch.zeros_like(query)
+            logit = (query * key).sum(-1)
+            if rel_rows is not None:
+                logit = logit + (query[..., : d // 2] * rel_rows[window - 1 + y - y0]).sum(-1)
+                logit = logit + (query[..., d // 2 :] * rel_cols[window - 1 + x - x0]).sum(-1)
+            logits.append(logit / d**0.5)
+            values.append(split[2][..., y, x] if inside else torch.zeros_like(split[2][..., 0, 0]))
+        weights = torch.stack(logits, -1).softmax(-1)
+        result[..., i, j] = (weights[..., None, :] * torch.stack(values, -1)).sum(-1)
+    return result.flatten(1, 2)
+
+
+OPTIONS = [
+    {},
+    {"stride": 2},
+    {"centered": True},
+    {"mask_padding": False},
+    {"centered": True, "stride": 2, "mask_padding": False},
+]
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="one query after another: on the CPU")
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_reference_is_the_definition(options, relative):
+    tensors, shape = make(7, 6, relative=relative, stride=options.get("stride", 1))
+    shape |= {key: value for key, value in options.items() if key != "stride"}
+    with backend("reference"):
+        torch.testing.assert_close(ops.halo_attention(*tensors, **shape), by_pixel(*tensors, **shape))
+
+
+SHAPES = [
+    {},
+    {"height": 8, "width": 8},
+    {"height": 1, "width": 1},
+    {"height": 5, "width": 17, "heads": 1, "d": 16, "e": 24},
+    {"height": 13, "width": 6, "block": 6, "halo": 1, "heads": 3, "d": 2, "e": 1},
+    {"height": 6, "width": 6, "block": 8, "halo": 3},
+    {"height": 9, "width": 9, "block": 2, "halo": 0},
+]
+
+
+# The interpreter is slow: there every shape meets one or two of the options.
+CASES = [("gathered", shape, options) for shape in SHAPES for options in OPTIONS]
+CASES += [("triton", shape, OPTIONS[number % 5]) for number, shape in enumerate(SHAPES)]
+CASES += [("triton", shape, options) for shape in SHAPES[:1] for options in OPTIONS[1:]]
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), CASES)
+def test_values_and_gradients(name, shape, options):
+    """Odd maps, one pixel, a block larger than the map, no halo; all options; with every gradient, in float64."""
+    tensors, given = make(**shape, stride=options.get("stride", 1))
+    given |= {key: value for key, value in options.items() if key != "stride"}
+    expected = run("reference", tensors, given)
+    for what, value in run(name, tensors, given).items():
+        torch.testing.assert_close(value, expected[what], rtol=1e-8, atol=1e-8, msg=lambda m, w=what: f"{w}: {m}")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_without_positions_and_with_scales(name):
+    tensors, given = make(relative=False)
+    expected = run("reference", tensors, given)
+    for what, value in run(name, tensors, given).items():
+        torch.testing.assert_close(value, expected[what], rtol=1e-8, atol=1e-8)
+    tensors, given = make()
+    given |= {"scale": 0.3, "position_scale": 1.0}
+    expected = run("reference", tensors, given)
+    assert not torch.allclose(expected["result"], run("reference", tensors, make()[1])["result"])
+    for what, value in run(name, tensors, given).items():
+        torch.testing.assert_close(value, expected[what], rtol=1e-8, atol=1e-8)
+
+
+def rolled(x, pixels):
+    return torch.roll(x, (pixels, pixels), (2, 3)).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_translation_by_whole_blocks(name):
+    """Of queries whose neighbourhoods lie inside the map: shifting the image by b pixels shifts the result."""
+    (q, k, v, *tables), given = make(24, 24, batch=1)
+    shifted = [rolled(t, 4) for t in (q, k, v)]
+    with backend(name):
+        result, moved = ops.halo_attention(q, k, v, *tables, **given), ops.halo_attention(*shifted, *tables, **given)
+    torch.testing.assert_close(moved[:, :, 8:16, 8:16], result[:, :, 4:12, 4:12])
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_centred_windows_move_by_one_pixel(name):
+    (q, k, v, *tables), given = make(16, 16, batch=1)
+    shifted = [rolled(t, 1) for t in (q, k, v)]
+    with backend(name):
+        result = ops.halo_attention(q, k, v, *tables, **given, centered=True)
+        moved = ops.halo_attention(*shifted, *tables, **given, centered=True)
+        blocked = [ops.halo_attention(*t, *tables, **given) for t in ((q, k, v), shifted)]
+    torch.testing.assert_close(moved[:, :, 4:12, 4:12], result[:, :, 3:11, 3:11])
+    assert not torch.allclose(blocked[1][:, :, 4:12, 4:12], blocked[0][:, :, 3:11, 3:11]), (
+        "blocks must see where they are"
+    )
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_a_strided_query_is_the_query_at_its_position(name):
+    """Query i of a strided layer stands at pixel 2i, not i."""
+    (q, k, v, *tables), given = make(10, 14)
+    with backend(name):
+        full = ops.halo_attention(q, k, v, *tables, **given)
+        some = q[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)
+        strided = ops.halo_attention(some, k, v, *tables, **{**given, "stride": 2})
+    torch.testing.assert_close(strided, full[:, :, ::2, ::2])
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_a_block_as_large_as_the_map_is_global_attention(name):
+    (q, k, v, *_), given = make(6, 5, block=6, halo=0, relative=False)
+    with backend(name):
+        result = ops.halo_attention(q, k, v, None, None, **given)
+    flat = [t.unflatten(1, (2, -1)).flatten(3).transpose(2, 3) for t in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*flat)
+    torch.testing.assert_close(result, expected.transpose(2, 3).reshape(result.shape))
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_it_is_timms_where_the_definitions_agree(name):
+    """timm's HaloAttn: unmasked padding, whole blocks, tables of all channels whose zero is halo entries further."""
+    from timm.layers.halo_attn import HaloAttn
+
+    layer = HaloAttn(12, dim_head=6, num_heads=2, block_size=4, halo_size=2, qk_ratio=1.0).double().to(DEVICE)
+    x = torch.randn(2, 12, 8, 12, dtype=DOUBLE, device=DEVICE)
+    with torch.no_grad():
+        layer.pos_embed.height_rel.normal_()
+        layer.pos_embed.width_rel.normal_()
+        layer.pos_embed.height_rel[:, 3:] = 0
+        layer.pos_embed.width_rel[:, :3] = 0
+    q, kv = layer.q(x), layer.kv(x).unflatten(1, (2, -1))
+    k, v = (part.flatten(1, 2) for part in kv.split([6, kv.shape[2] - 6], 2))
+    rows, cols = (torch.roll(t, -2, 0) for t in (layer.pos_embed.height_rel[:, :3], layer.pos_embed.width_rel[:, 3:]))
+    q, k, v = (t.contiguous(memory_format=torch.channels_last) for t in (q, k, v))
+    with backend(name):
+        result = ops.halo_attention(
+            q, k, v, rows, cols, heads=2, block=4, halo=2, mask_padding=False, position_scale=1.0
+        )
+    torch.testing.assert_close(result, layer(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"stride": 2}, r"expected queries of \(6, 5\) for keys of \(11, 9\) at stride 2, got \(11, 9\)"),
+        ({"heads": 5}, "divisible by heads=5"),
+        ({"halo": 3}, r"expected tables of \(19, 3\)"),
+        ({"block": 0}, "expected block, stride and heads of at least 1"),
+    ],
+)
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_bad_input_is_named(name, change, reason):
+    tensors, given = make()
+    with backend(name), pytest.raises(ValueError, match=reason):
+        ops.halo_attention(*tensors, **{**given, **change})
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_lower_precisions(name, dtype, tolerance):
+    """As far from float64 as the dtype allows, result and every gradient."""
+    tensors, given = make(9, 10, d=16, e=16, dtype=dtype)
+    expected = run("reference", [t.double() for t in tensors], given)
+    for what, value in run(name, tensors, given).items():
+        error = (value.double() - expected[what]).norm() / expected[what].norm()
+        assert error < tolerance, f"{what}: {error:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t, g: ([t[0].contiguous(), *t[1:]], g), "the maps must be channels_last"),
+        (lambda t, g: (t, {**g, "halo": 31}), "at most 64 pixels wide, got 66"),
+        (lambda t, g: (t, {**g, "stride": 3}), "expected a block divisible by the stride 3, got 4"),
+        (lambda t, g: ([t[0].float(), *t[1:]], g), "the maps must be of one floating-point type"),
+    ],
+)
+def test_limits_of_the_kernel_are_said(change, reason):
+    tensors, given = change(*make())
+    with backend("triton"), pytest.raises(ValueError, match=reason):
+        ops.halo_attention(*tensors, **given)
