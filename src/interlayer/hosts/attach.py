@@ -19,9 +19,11 @@ from .carry import STATE, AttachedBlock, Extended, RecordingPatchEmbed, restore
 from .inside import own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
 from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
+from .spatial import place_halo, replaced_layers, take_out_halo
 from .stages import Stages
 
 BEHIND, STATEFUL, ON_BRANCH = "layer attention", "recurrent layer aggregation", "attention on the branch"
+SPATIAL = "local attention"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ MECHANISMS = {
     "mrla_linear": _behind("mrla_linear", MRLALinear),
     "crla": _behind("crla", MRLALight, channels_per_head=1),
     "rla": Mechanism(place_rla, STATEFUL),
+    "halo": Mechanism(place_halo, SPATIAL),
     **{
         name: Mechanism(partial(place_gates, kind=name), ON_BRANCH)
         for name in ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
@@ -75,7 +78,8 @@ def attach(
         model: a timm model, trained or not, `features_only` ones included, or any network built of blocks in stages.
         mechanism: layer attention behind the blocks: "mrla_light", "mrla_base", "mla", "mrla_linear" or "crla". A
             recurrent state inside residual blocks: "rla". Attention on the branch of residual blocks, for comparison:
-            "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM a stage) or "bridge".
+            "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM a stage) or "bridge". Local attention in place of 3x3
+            convolutions: "halo".
         stages: of layer attention, the stages instead of those found: lengths such as (6, 6), or block names such as
             [["layer3.0", "layer3.1"], ["layer4.0"]].
         reading: "paper" or "published"; see docs/deviations.md.
@@ -88,6 +92,7 @@ def attach(
                 that does not divide a stage's width, the largest smaller divisor. A number given must divide every
                 width.
             drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
+            Of "halo": stages (here numbers from 1), last, block, halo, channels_per_head.
             Of "rla": state_channels, variant ("v1" to "v6", "postact", "convlstm", ...) and those of
             `interlayer.mechanisms.RLA`.
 
@@ -130,7 +135,7 @@ def attach(
 
 def detach(model: nn.Module) -> nn.Module:
     """Take out all that `attach` put into `model`, in place, and return the network, with its present weights."""
-    if not any(isinstance(module, Extended) for module in model.modules()):
+    if not _kinds(model):
         raise ValueError(f"{type(model).__name__} has nothing attached")
     for kind in _kinds(model):
         _take_out(model, kind)
@@ -164,12 +169,16 @@ def _kinds(model: nn.Module) -> set[str]:
             (BEHIND, any(block.interlayer_slots for block in blocks)),
             (STATEFUL, hasattr(model, STATE)),
             (ON_BRANCH, any(block.interlayer_gate is not None for block in blocks)),
+            (SPATIAL, bool(replaced_layers(model))),
         )
         if present
     }
 
 
 def _take_out(model: nn.Module, kind: str) -> None:
+    if kind == SPATIAL:
+        take_out_halo(model)
+        return
     attributes = {
         BEHIND: ("interlayer_slots", "interlayer_layout"),
         STATEFUL: ("interlayer_state",),
@@ -210,7 +219,7 @@ def attached_mechanisms(model: nn.Module) -> dict[str, Any]:
         for slot in block.interlayer_slots
     }
     shared = {name: module for name, module in model.named_modules() if isinstance(module, (RLA, BranchGate))}
-    return found | shared
+    return found | shared | dict(replaced_layers(model))
 
 
 @dataclass(frozen=True)
@@ -245,6 +254,8 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     own = {f"{name}." for name in attached_mechanisms(model)}
     ours = {k: v for k, v in model.state_dict().items() if not k.startswith(tuple(own))} if own else model.state_dict()
     state_dict = as_wide_as(model, state_dict)
+    replaced = tuple(f"{name}." for name, _ in replaced_layers(model))
+    state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith(replaced or ("\0",))}
     shared = [name for name in state_dict if name in ours]
     report = LoadReport(
         placed=[name for name in shared if ours[name].shape == state_dict[name].shape],

@@ -1,0 +1,128 @@
+"""Putting local attention in the place of a network's spatial convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..mechanisms.halo import HaloAttention2d, Position
+from .layout import Grid
+from .probe import AttachError, probe_image
+from .stages import record_calls
+
+REPLACED = "interlayer_replaced"  # attribute of a layer that stands where another stood: that one, out of torch's sight
+
+
+def place_halo(
+    model: nn.Module,
+    *,
+    stages: Sequence[int] | None = None,
+    last: int | None = None,
+    block: int = 8,
+    halo: int = 3,
+    channels_per_head: int = 16,
+    position: Position = "relative",
+    centered: bool = False,
+    image_size: int | Grid | None = None,
+) -> None:
+    """Put local attention in the place of 3x3 convolutions; see `HaloAttention2d` for the rest.
+
+    Args:
+        model: a network of residual stages, such as timm's ResNets.
+        stages: the stages, from 1, whose 3x3 convolutions are replaced; all of them unless given.
+        last: how many of those convolutions, counted from the end: 3 for the detection backbones of section 4.6.
+        channels_per_head: of queries, keys and values.
+    """
+    name = type(model).__name__
+    found = _convolutions(model, image_size)
+    if not found:
+        raise AttachError(f"{name} has no 3x3 convolutions in stages of blocks that local attention could replace")
+    numbers = sorted({stage for stage, _, _, _ in found})
+    if stages is not None:
+        unknown = [stage for stage in stages if stage not in numbers]
+        if unknown or not stages:
+            raise AttachError(f"{name} has stages {numbers[0]} to {numbers[-1]}, got stages={tuple(stages)}")
+        found = [entry for entry in found if entry[0] in stages]
+    if last is not None:
+        if not 1 <= last <= len(found):
+            raise AttachError(f"expected last from 1 to {len(found)}, the convolutions there are, got {last}")
+        found = found[-last:]
+    made = [_attention(*entry, block, halo, channels_per_head, position, centered) for entry in found]
+    for (_, path, conv, _), layer in zip(found, made, strict=True):
+        layer.to(device=conv.weight.device, dtype=conv.weight.dtype).train(conv.training)
+        layer.__dict__[REPLACED] = (conv,)
+        parent, _, child = path.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer)
+
+
+def _attention(
+    stage: int,
+    path: str,
+    conv: nn.Conv2d,
+    size: tuple[int, int],
+    block: int,
+    halo: int,
+    channels_per_head: int,
+    position: Position,
+    centered: bool,
+) -> HaloAttention2d:
+    if conv.out_channels % channels_per_head or conv.in_channels % channels_per_head or channels_per_head % 2:
+        raise AttachError(
+            f"expected an even channels_per_head that divides the {conv.in_channels} and {conv.out_channels} channels "
+            f"of {path}, got {channels_per_head}"
+        )
+    heads = conv.out_channels // channels_per_head
+    if conv.in_channels % (2 * heads):
+        raise AttachError(f"{path} has {conv.in_channels} input channels, which {heads} heads do not divide evenly")
+    stride = int(conv.stride[0])
+    if block % stride:
+        raise AttachError(f"expected a block divisible by the stride {stride} of {path}, got {block}")
+    return HaloAttention2d(
+        conv.in_channels, conv.out_channels, heads=heads, block=block, halo=halo, stride=stride, centered=centered,
+        position=position, size=size,
+    )  # fmt: skip
+
+
+def replaced_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Name and module of every layer that stands where a convolution stood."""
+    return [(name, module) for name, module in model.named_modules() if REPLACED in module.__dict__]
+
+
+def take_out_halo(model: nn.Module) -> None:
+    """Undo `place_halo`: the convolutions come back as they were."""
+    for path, layer in replaced_layers(model):
+        (conv,) = layer.__dict__[REPLACED]
+        conv.to(next(layer.parameters()).device)
+        parent, _, child = path.rpartition(".")
+        setattr(model.get_submodule(parent), child, conv)
+
+
+def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple[int, str, nn.Conv2d, tuple[int, int]]]:
+    """Stage, name, module and input size of every plain 3x3 convolution inside a block of a stage, as they run.
+
+    A stage is what the network lists among its features (`feature_info`), beyond its stem.
+    """
+    listed = [getattr(module, "feature_info", None) for module in model.modules()]
+    info: Any = next((entry for entry in listed if entry), [])
+    entries = info.info if hasattr(info, "info") else info
+    names = [str(entry.get("module", "")) for entry in entries if isinstance(entry, dict)]
+    stages = [name for name in names if name and type(_module(model, name)) is nn.Sequential]
+    found = []
+    for call in record_calls(model, probe_image(model, image_size)):
+        stage = next((n for n, prefix in enumerate(stages, start=1) if call.name.startswith(f"{prefix}.")), None)
+        conv = call.module
+        if stage is None or type(conv) is not nn.Conv2d or call.input is None:
+            continue
+        plain = conv.kernel_size == (3, 3) and conv.dilation == (1, 1) and conv.groups == 1 and conv.stride[0] in (1, 2)
+        if plain and ".downsample." not in call.name:
+            found.append((stage, call.name, conv, (call.input.shape[2], call.input.shape[3])))
+    return found
+
+
+def _module(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
