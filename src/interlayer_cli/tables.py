@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla or rla.")] = "mrla") -> None:
+def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla or halonet.")] = "mrla") -> None:
     """Print a paper's parameters and FLOPs beside those counted here; exit 1 if a row that should agree does not.
 
     Parameters and multiply-adds in the paper's units: millions and billions, which RLA's ImageNet tables count as 2^20

@@ -6,7 +6,7 @@ from interlayer.analysis.paper_row import CountedRow, PaperRow
 from interlayer.analysis.tables import count_rows
 
 
-@pytest.fixture(scope="module", params=["mrla", "rla"])
+@pytest.fixture(scope="module", params=["mrla", "rla", "halonet"])
 def counted(request):
     return list(count_rows(request.param))
 
@@ -16,11 +16,14 @@ def test_every_figure_that_should_agree_does(counted):
 
 
 def test_the_tables_are_there(counted):
-    mrla = any(c.row.model == "resnet152_mrla_light" for c in counted)
-    tables = {"1", "4", "5", "7"} if mrla else {"1", "2", "3", "6", "11", "13", "15"}
+    expected = {  # a model of each paper: its tables, and rows that agree in all that is printed
+        "resnet152_mrla_light": ({"1", "4", "5", "7"}, 22),
+        "resnet152_rla": ({"1", "2", "3", "6", "11", "13", "15"}, 61),
+        "halo_h7": ({"A2", "6"}, 11),
+    }
+    tables, agreeing = next(expected[c.row.model] for c in counted if c.row.model in expected)
     assert {c.row.table for c in counted} == tables
-    agreeing = [c for c in counted if c.parameters_agree and c.flops_agree]
-    assert len(agreeing) >= (22 if mrla else 61)
+    assert len([c for c in counted if c.parameters_agree and c.flops_agree]) >= agreeing
 
 
 def test_what_is_excused_really_differs(counted):
@@ -34,5 +37,5 @@ def test_an_unexplained_difference_is_reported():
     row = PaperRow("1", "x", "resnet18", 11.7, 1.8)
     assert CountedRow(row, 11.69, 1.82, 1.8).unexplained == []
     assert CountedRow(row, 11.64, 1.86, 1.8).unexplained == ["parameters", "FLOPs"]
-    with pytest.raises(ValueError, match="unknown paper 'rest', expected one of mrla, rla"):
+    with pytest.raises(ValueError, match="unknown paper 'rest', expected one of mrla, rla, halonet"):
         next(count_rows("rest"))

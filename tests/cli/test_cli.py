@@ -62,7 +62,7 @@ def test_tables():
     assert result.returncode == 0, result.stderr
     assert "every figure that should agree does" in result.stdout
     assert "4.178" in result.stdout
-    assert "unknown paper 'nobody', expected one of mrla, rla" in fails("tables", "nobody")
+    assert "unknown paper 'nobody', expected one of mrla, rla, halonet" in fails("tables", "nobody")
 
 
 def test_plot_of_shared_weights(tmp_path):

@@ -25,6 +25,7 @@ def small(**options):
         {"r_v": 2.0, "r_b": 3.0, "r_qk": 0.5, "r_w": 0.5, "final_width": 96},
         {"centered": True},
         {"position": "absolute"},
+        {"drop_path_rate": 0.3},
     ],
 )
 def test_every_option_builds_and_trains(options):

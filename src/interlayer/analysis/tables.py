@@ -12,10 +12,11 @@ from torch import nn
 from .. import models  # noqa: F401  registers the models with timm
 from .cost import count_flops_both_ways, count_parameters
 from .paper_row import CountedRow, PaperRow
+from .rows_halonet import halonet_rows
 from .rows_mrla import mrla_rows
 from .rows_rla import rla_rows
 
-TABLES: dict[str, Callable[[], list[PaperRow]]] = {"mrla": mrla_rows, "rla": rla_rows}
+TABLES: dict[str, Callable[[], list[PaperRow]]] = {"mrla": mrla_rows, "rla": rla_rows, "halonet": halonet_rows}
 
 
 def count_rows(paper: str) -> Iterator[CountedRow]:

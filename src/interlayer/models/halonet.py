@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from timm.layers import SqueezeExcite, get_act_layer
+from timm.layers import DropPath, SqueezeExcite, get_act_layer
 from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
@@ -47,6 +47,7 @@ class HaloBlock(nn.Module):
         stride: of the spatial operation and the shortcut.
         act_layer: the activation.
         se: whether squeeze-and-excitation follows the spatial operation.
+        drop_path: probability that a sample skips the branch during training.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class HaloBlock(nn.Module):
         stride: int,
         act_layer: type[nn.Module],
         se: bool,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
@@ -68,6 +70,7 @@ class HaloBlock(nn.Module):
         self.se = SqueezeExcite(inner, rd_ratio=SE_RATIO) if se else nn.Identity()
         self.conv3 = nn.Conv2d(inner, out_channels, 1, bias=False)
         self.norm3 = nn.BatchNorm2d(out_channels)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.act = act_layer()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
@@ -78,7 +81,7 @@ class HaloBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(self.norm1(self.conv1(x)))
         y = self.se(self.act(self.norm2(self.spatial(y))))
-        return self.act(self.norm3(self.conv3(y)) + self.shortcut(x))
+        return self.act(self.drop_path(self.norm3(self.conv3(y))) + self.shortcut(x))
 
 
 class HaloNet(StagedClassifier):
@@ -102,6 +105,7 @@ class HaloNet(StagedClassifier):
         in_chans: channels of the image.
         global_pool: timm's name of a pooling, "" for none.
         drop_rate: dropout before the classifier.
+        drop_path_rate: stochastic depth of the last block; it grows linearly with depth.
     """
 
     def __init__(
@@ -127,6 +131,7 @@ class HaloNet(StagedClassifier):
         in_chans: int = 3,
         global_pool: str = "avg",
         drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         if stem not in ("conv", "patch"):
