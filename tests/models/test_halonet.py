@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
 
 import interlayer
 from interlayer.mechanisms import HaloAttention2d, resize_halo
@@ -38,6 +39,8 @@ def test_every_option_builds_and_trains(options):
         name for name, m in model.named_modules() if name.endswith(".spatial") and not isinstance(m, HaloAttention2d)
     ]
     assert len(convolved) == len(options.get("conv_stages", ()))
+    rates = [m.drop_prob for m in model.modules() if isinstance(m, DropPath)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3] if "drop_path_rate" in options else [])
 
 
 def test_timms_interface():

@@ -184,7 +184,16 @@ class HaloNet(StagedClassifier):
                 out_channels = int(width * r_b)
                 with_se = convolves if se == "conv" else bool(se)
                 blocks.append(
-                    HaloBlock(channels, width, out_channels, spatial=spatial, stride=stride, act_layer=act, se=with_se)
+                    HaloBlock(
+                        channels,
+                        width,
+                        out_channels,
+                        spatial=spatial,
+                        stride=stride,
+                        act_layer=act,
+                        se=with_se,
+                        drop_path=drop_path_rate * (sum(depths[:index]) + number) / max(1, sum(depths) - 1),
+                    )
                 )
                 channels = out_channels
             stages.append(nn.Sequential(*blocks))
