@@ -28,6 +28,8 @@ EXPECTED = (
     + ["xception_cifar", "xception_cifar_rla"]
     + [f"densenet100_cifar{sharing}" for sharing in ("", "_shared_lag", "_shared_ordinal")]
     + [f"halo_h{number}" for number in range(8)]
+    + [f"deit_{size}_cb{scaled}" for size in ("tiny", "small", "base") for scaled in ("", "_scaled")]
+    + ["pit_b_cb", "mixer_s16_cb"]
     + ["halo_50", "halo_h4_base128", "halo_h4_base128_patch", "halo_h4_base128_conv12"]
 )
 LARGE = [name for name in EXPECTED if "101_" in name or "152_" in name]
@@ -77,6 +79,8 @@ def test_the_names_are_registered_and_shadow_none_of_timms():
         ("preresnet164_cifar_rla_no_exchange", 1_713_994),
         ("preresnet164_cifar_wide12", 1_925_692),
         ("preresnet164_cifar_dpn", 2_127_826),
+        ("deit_small_cb", 22_050_664),
+        ("deit_small_cb_scaled", 22_050_664 + 6 * 384),
         ("halo_h0", 5_488_424),
         ("halo_h1", 8_084_936),
         ("halo_h2", 9_388_328),

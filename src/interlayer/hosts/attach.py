@@ -21,9 +21,10 @@ from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
 from .spatial import place_halo, replaced_layers, take_out_halo
 from .stages import Stages
+from .tokens import broadcasting_parts, place_cb, take_out_cb
 
 BEHIND, STATEFUL, ON_BRANCH = "layer attention", "recurrent layer aggregation", "attention on the branch"
-SPATIAL = "local attention"
+SPATIAL, BROADCAST = "local attention", "context broadcasting"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ MECHANISMS = {
     "crla": _behind("crla", MRLALight, channels_per_head=1),
     "rla": Mechanism(place_rla, STATEFUL),
     "halo": Mechanism(place_halo, SPATIAL),
+    "cb": Mechanism(place_cb, BROADCAST),
     **{
         name: Mechanism(partial(place_gates, kind=name), ON_BRANCH)
         for name in ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
@@ -79,7 +81,7 @@ def attach(
         mechanism: layer attention behind the blocks: "mrla_light", "mrla_base", "mla", "mrla_linear" or "crla". A
             recurrent state inside residual blocks: "rla". Attention on the branch of residual blocks, for comparison:
             "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM a stage) or "bridge". Local attention in place of 3x3
-            convolutions: "halo".
+            convolutions: "halo". Context broadcasting in transformers: "cb".
         stages: of layer attention, the stages instead of those found: lengths such as (6, 6), or block names such as
             [["layer3.0", "layer3.1"], ["layer4.0"]].
         reading: "paper" or "published"; see docs/deviations.md.
@@ -93,6 +95,7 @@ def attach(
                 width.
             drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
             Of "halo": stages (here numbers from 1), last, block, halo, channels_per_head.
+            Of "cb": where ("end", "middle", "front", "attention", "both"), blocks ("upper", "all"), scaled.
             Of "rla": state_channels, variant ("v1" to "v6", "postact", "convlstm", ...) and those of
             `interlayer.mechanisms.RLA`.
 
@@ -170,21 +173,25 @@ def _kinds(model: nn.Module) -> set[str]:
             (STATEFUL, hasattr(model, STATE)),
             (ON_BRANCH, any(block.interlayer_gate is not None for block in blocks)),
             (SPATIAL, bool(replaced_layers(model))),
+            (BROADCAST, bool(broadcasting_parts(model))),
         )
         if present
     }
 
 
 def _take_out(model: nn.Module, kind: str) -> None:
-    if kind == SPATIAL:
-        take_out_halo(model)
-        return
     attributes = {
+        SPATIAL: (),
+        BROADCAST: (),
         BEHIND: ("interlayer_slots", "interlayer_layout"),
         STATEFUL: ("interlayer_state",),
         ON_BRANCH: ("interlayer_gate",),
     }[kind]
-    if kind == STATEFUL:
+    if kind == SPATIAL:
+        take_out_halo(model)
+    elif kind == BROADCAST:
+        take_out_cb(model)
+    elif kind == STATEFUL:
         take_out_rla(model)
     elif kind == ON_BRANCH:
         take_out_gates(model)
@@ -219,7 +226,7 @@ def attached_mechanisms(model: nn.Module) -> dict[str, Any]:
         for slot in block.interlayer_slots
     }
     shared = {name: module for name, module in model.named_modules() if isinstance(module, (RLA, BranchGate))}
-    return found | shared | dict(replaced_layers(model))
+    return found | shared | dict(replaced_layers(model)) | dict(broadcasting_parts(model))
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,8 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     calls = record_calls(model, image)
     if named:
         return [_describe(model, chain, size) for chain in _named_chains(model, calls, stages)]  # type: ignore[arg-type]
-    blocks = _find_blocks([call for call in calls if not call.is_container]) or _find_blocks(calls, singles=False)
     found, reasons = [], []
-    for chain in _chains(blocks):
+    for chain in _chains_of(calls):
         try:
             found.append(_describe(model, chain, size))
         except AttachError as error:
@@ -98,6 +97,15 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     else:
         return found
     return [_describe(model, chain, size) for chain in chains]
+
+
+def find_chains(model: nn.Module, image_size: int | Grid | None = None) -> list[list[Block]]:
+    """The blocks of `model` in chains of one shape, whatever they hand on: for mechanisms that need no map."""
+    return _chains_of(record_calls(model, probe_image(model, image_size)))
+
+
+def _chains_of(calls: list[Block]) -> list[list[Block]]:
+    return _chains(_find_blocks([c for c in calls if not c.is_container]) or _find_blocks(calls, singles=False))
 
 
 def record_calls(model: nn.Module, image: Tensor) -> list[Block]:

@@ -1,5 +1,6 @@
 """The papers' ideas as modules, one file an idea."""
 
+from .broadcast import ContextBroadcast
 from .description import description_differences
 from .halo import HaloAttention2d, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
@@ -8,6 +9,7 @@ from .rla import RLA
 __all__ = [
     "MLA",
     "RLA",
+    "ContextBroadcast",
     "HaloAttention2d",
     "LayerAttention",
     "MRLABase",

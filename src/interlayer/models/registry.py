@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 import timm
 
-from . import ceit, densenet, halonet, mrla, preresnet, rla, xception  # noqa: F401  mrla and rla fill ROWS
+from . import cb, ceit, densenet, halonet, mrla, preresnet, rla, xception  # noqa: F401  cb, mrla, rla fill ROWS
 from .rows import ROWS
 
 NETWORKS = {

@@ -1,0 +1,127 @@
+"""Putting context broadcasting into the blocks of transformers and mixers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..mechanisms.broadcast import ContextBroadcast
+from ..mechanisms.description import expect_choice
+from .carry import Extended, extend, release_from, restore
+from .layout import Grid
+from .probe import AttachError, evaluating, probe_image
+from .stages import find_chains
+
+SLOT = "cb"  # the name under which a part of a block holds its broadcast
+Where = Literal["end", "middle", "front", "attention", "both"]
+PARTS = {  # of a block, by the names timm's transformers and mixers give them
+    "end": ("mlp", "mlp_channels"),
+    "front": ("mlp", "mlp_channels"),
+    "middle": ("mlp.act", "mlp_channels.act"),
+    "attention": ("attn",),
+}
+
+
+class Broadcasting(Extended):
+    """A part of a block that broadcasts the context before it runs, or after."""
+
+    interlayer_before: bool
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        broadcast: Any = getattr(self, SLOT)
+        if self.interlayer_before:
+            return super().forward(broadcast(x), *args, **kwargs)  # type: ignore[misc]
+        return broadcast(super().forward(x, *args, **kwargs))  # type: ignore[misc]
+
+
+def place_cb(
+    model: nn.Module,
+    *,
+    where: Where = "end",
+    blocks: Literal["upper", "all"] = "upper",
+    scaled: bool = False,
+    spare_pyramid: bool = False,
+    image_size: int | Grid | None = None,
+) -> None:
+    """Broadcast the context in the blocks of `model` (Tables 2 and 4).
+
+    Args:
+        model: a transformer or mixer of timm's.
+        where: at the "end", in the "middle" or at the "front" of the MLP, after the "attention", or "both" after the
+            attention and at the end of the MLP.
+        blocks: the "upper" half of them, or "all".
+        scaled: CB_S, with one parameter for each channel.
+        spare_pyramid: leave out the last block of every stage, whose features a detector's pyramid reads (section 4.4).
+    """
+    expect_choice("where", where, ("end", "middle", "front", "attention", "both"))
+    expect_choice("blocks", blocks, ("upper", "all"))
+    name = type(model).__name__
+    chains = find_chains(model, image_size)
+    found = [(block, number == len(chain) - 1) for chain in chains for number, block in enumerate(chain)]
+    if not found:
+        raise AttachError(f"{name} has no blocks: context broadcasting is for transformers and mixers")
+    chosen = found if blocks == "all" else found[len(found) // 2 :]
+    chosen = [entry for entry in chosen if not (spare_pyramid and entry[1])]
+    if not chosen:
+        raise AttachError(f"{name} has no block left to broadcast in: every one ends a stage")
+    places = ["attention", "end"] if where == "both" else [where]
+    parts = [(_part(block, place, name), place) for block, _ in chosen for place in places]
+    widths = _widths(model, [part for part, _ in parts], image_size) if scaled else {}
+    for part, place in parts:
+        broadcast = ContextBroadcast(widths.get(part), scaled=scaled)
+        reference = next(p for p in model.parameters() if p.is_floating_point())
+        broadcast.to(device=reference.device, dtype=reference.dtype).train(part.training)
+        part.add_module(SLOT, broadcast)
+        part.interlayer_before = place == "front"  # type: ignore[assignment]
+        extend(part, Broadcasting)
+    release_from(model, [block.name for block, _ in chosen])
+
+
+def _part(block: Any, place: str, name: str) -> nn.Module:
+    for path in PARTS[place]:
+        try:
+            part = block.module.get_submodule(path)
+        except AttributeError:
+            continue
+        if any(isinstance(module, nn.Conv2d) for module in part.modules()) and place != "attention":
+            raise AttachError(f"the MLP of {block.name} in {name} convolves: context broadcasting takes token MLPs")
+        return part
+    raise AttachError(
+        f"{block.name} of {name} has no {PARTS[place][0]}: context broadcasting is for transformers and mixers"
+    )
+
+
+def _widths(model: nn.Module, parts: list[nn.Module], image_size: int | Grid | None) -> dict[nn.Module, int]:
+    """The channels that each part returns."""
+    widths: dict[nn.Module, int] = {}
+    handles = [
+        part.register_forward_hook(lambda part, args, output: widths.__setitem__(part, output.shape[-1]))
+        for part in parts
+    ]
+    try:
+        with evaluating(model), torch.no_grad():
+            model(probe_image(model, image_size))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return widths
+
+
+def broadcasting_parts(model: nn.Module) -> list[tuple[str, Any]]:
+    """Name and broadcast of every part that has one."""
+    return [
+        (f"{name}.{SLOT}", getattr(module, SLOT))
+        for name, module in model.named_modules()
+        if isinstance(module, Broadcasting)
+    ]
+
+
+def take_out_cb(model: nn.Module) -> None:
+    """Undo `place_cb`."""
+    for module in list(model.modules()):
+        if isinstance(module, Broadcasting):
+            delattr(module, SLOT)
+            del module.interlayer_before
+            restore(module)  # type: ignore[arg-type]
