@@ -6,13 +6,20 @@ from interlayer.analysis.paper_row import CountedRow, PaperRow
 from interlayer.analysis.tables import count_rows
 
 
-@pytest.fixture(scope="module", params=["mrla", "rla", "halonet"])
+@pytest.fixture(scope="module", params=["mrla", pytest.param("rla", marks=pytest.mark.slow), "halonet"])
 def counted(request):
     return list(count_rows(request.param))
 
 
 def test_every_figure_that_should_agree_does(counted):
     assert [(c.row.table, c.row.label, c.unexplained) for c in counted if c.unexplained] == []
+
+
+def test_rlas_tables_of_small_networks_agree():
+    """The ImageNet tables, which take a minute, are among the slow tests."""
+    counted = list(count_rows("rla", ["1", "6"]))
+    assert len(counted) == 15
+    assert [(c.row.label, c.unexplained) for c in counted if c.unexplained] == []
 
 
 def test_the_tables_are_there(counted):

@@ -58,10 +58,11 @@ def test_models():
 
 
 def test_tables():
-    result = run("tables", "mrla")
+    result = run("tables", "halonet")
     assert result.returncode == 0, result.stderr
     assert "every figure that should agree does" in result.stdout
-    assert "4.178" in result.stdout
+    assert "67.400" in result.stdout
+    assert "-0.478 *" in result.stdout
     assert "unknown paper 'nobody', expected one of mrla, rla, halonet" in fails("tables", "nobody")
 
 

@@ -130,8 +130,17 @@ def test_compile_without_a_graph_break(name, mechanism):
     torch.testing.assert_close(compiled(x), model(x))
 
 
-@pytest.mark.parametrize("reading", ["paper", "published"])
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pvt_v2_b0", "resnet18"])
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    [
+        ("swin_tiny_patch4_window7_224", "paper"),
+        ("pvt_v2_b0", "published"),
+        ("resnet18", "paper"),
+        ("resnet18", "published"),
+        pytest.param("swin_tiny_patch4_window7_224", "published", marks=pytest.mark.slow),
+        pytest.param("pvt_v2_b0", "paper", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_training_gives_the_same_gradients(name, reading):
     model = timm.create_model(name, num_classes=5, **MODELS[name])
     model = interlayer.attach(model, "mrla_light", reading=reading, image_size=64).train()

@@ -177,10 +177,19 @@ def as_published_rla(model):
 @pytest.mark.parametrize(
     ("name", "reading"),
     [
-        (f"resnet50_rla_{variant}", "published")
-        for variant in ("v2", "v4", "v5", "v6", "no_exchange", "postact", "convgru")
-    ]
-    + [(name, "published") for name in ("resnet101_rla", "resnet50_eca_rla", "resnet50_se_rla", "mobilenetv2_eca_rla")],
+        ("resnet50_rla_no_exchange", "published"),
+        ("resnet50_rla_convgru", "published"),
+        ("resnet50_eca_rla", "published"),
+        ("mobilenetv2_eca_rla", "published"),
+        *(
+            pytest.param(name, "published", marks=pytest.mark.slow)
+            for name in (
+                "resnet101_rla",
+                "resnet50_se_rla",
+                *(f"resnet50_rla_{v}" for v in ("v2", "v4", "v5", "v6", "postact")),
+            )
+        ),
+    ],
 )
 def test_other_published_rla_models_convert(name, reading):
     """Every tensor must find its place: those of [x, h] split, those of the state in their stage."""

@@ -32,7 +32,14 @@ EXPECTED = (
     + ["pit_b_cb", "mixer_s16_cb"]
     + ["halo_50", "halo_h4_base128", "halo_h4_base128_patch", "halo_h4_base128_conv12"]
 )
-LARGE = [name for name in EXPECTED if "101_" in name or "152_" in name]
+# Rows that differ from others by an option alone are looked at among the slow tests.
+ALIKE = [
+    name for name in EXPECTED if "101_" in name or "152_" in name or "_rla_" in name or name.startswith("deit_base")
+]
+ALIKE += [f"resnet50_{peer}" for peer in ("se", "eca", "cbam", "gc", "nl")] + [
+    "resnet50_se_rla",
+    "preresnet110_cifar_rla",
+]
 
 
 def on_meta(name, **options):
@@ -130,7 +137,7 @@ def test_ablations_have_the_papers_parameters(options, parameters, as_the_paper_
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in sorted(ROWS)]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in sorted(ROWS)]
 )
 def test_every_model_has_timms_interface(name):
     model = on_meta(name, num_classes=7).eval()

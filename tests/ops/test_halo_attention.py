@@ -94,17 +94,20 @@ SHAPES = [
     {},
     {"height": 8, "width": 8},
     {"height": 1, "width": 1},
-    {"height": 5, "width": 17, "heads": 1, "d": 16, "e": 24},
+    {"height": 5, "width": 9, "heads": 1, "d": 16, "e": 24},
     {"height": 13, "width": 6, "block": 6, "halo": 1, "heads": 3, "d": 2, "e": 1},
     {"height": 6, "width": 6, "block": 8, "halo": 3},
     {"height": 9, "width": 9, "block": 2, "halo": 0},
 ]
 
 
-# The interpreter is slow: there every shape meets one or two of the options.
+# The interpreter is slow: there every shape meets one of the options, and the others among the slow tests.
 CASES = [("gathered", shape, options) for shape in SHAPES for options in OPTIONS]
-CASES += [("triton", shape, OPTIONS[number % 5]) for number, shape in enumerate(SHAPES)]
-CASES += [("triton", shape, options) for shape in SHAPES[:1] for options in OPTIONS[1:]]
+CASES += [
+    pytest.param("triton", shape, options, marks=[] if number % 5 == index else pytest.mark.slow)
+    for number, shape in enumerate(SHAPES)
+    for index, options in enumerate(OPTIONS)
+]
 
 
 @pytest.mark.parametrize(("name", "shape", "options"), CASES)

@@ -61,9 +61,7 @@ def test_one_network_is_compared_with_its_backbone():
     assert networks_of([LIGHT]) == ["preresnet20_cifar", LIGHT]
     assert networks_of(["resnet50_mrla_base"]) == ["resnet50", "resnet50_mrla_base"]
     assert networks_of(["a", "b", "a"]) == ["a", "b"]
-    with pytest.raises(
-        TrainingError, match=r"name two networks, or one with layer attention such as resnet18\+mrla_light"
-    ):
+    with pytest.raises(TrainingError, match=r"name two networks, or one with a mechanism such as resnet18\+mrla_light"):
         networks_of(["resnet18"])
 
 

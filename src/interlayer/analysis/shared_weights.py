@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import curve_fit
 from torch import Tensor
 
 WEIGHT = re.compile(r"stages\.(\d+)\.shared\.conv\.weight$")
@@ -60,6 +59,8 @@ def shared_weights(state_dict: Mapping[str, Tensor], *, growth: int = 12) -> lis
 
 
 def _fitted(stage: int, norms: np.ndarray) -> SharedWeights:
+    from scipy.optimize import curve_fit  # takes a second to import
+
     lags = np.arange(1, len(norms) + 1)
     try:
         (amplitude, rate), _ = curve_fit(

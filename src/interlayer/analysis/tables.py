@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import timm
@@ -19,12 +19,14 @@ from .rows_rla import rla_rows
 TABLES: dict[str, Callable[[], list[PaperRow]]] = {"mrla": mrla_rows, "rla": rla_rows, "halonet": halonet_rows}
 
 
-def count_rows(paper: str) -> Iterator[CountedRow]:
-    """Count every row of a paper's tables, one by one: building a model takes a moment."""
+def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[CountedRow]:
+    """Count every row of a paper's tables (or of some of them), one by one: building a model takes a moment."""
     if paper not in TABLES:
         raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join(TABLES)}")
     counted: dict[str, tuple[dict[str, int], int, int]] = {}
     for row in TABLES[paper]():
+        if tables is not None and row.table not in tables:
+            continue
         if not row.model:
             yield CountedRow(row, None, None, None)
             continue

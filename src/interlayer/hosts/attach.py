@@ -107,9 +107,7 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach expects a torch.nn.Module, got {type(model).__name__}")
-    if mechanism not in MECHANISMS:
-        raise ValueError(f"unknown mechanism {mechanism!r}, expected one of {', '.join(MECHANISMS)}")
-    row = MECHANISMS[mechanism]
+    row = _row(mechanism)
     common = {"stages": stages, "reading": reading, "init": init}
     unset: dict[str, Any] = {"stages": None, "reading": "paper", "init": "paper"}
     options |= {name: value for name, value in common.items() if value != unset[name]}
@@ -145,9 +143,15 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
+def _row(mechanism: str) -> Mechanism:
+    if mechanism not in MECHANISMS:
+        raise ValueError(f"unknown mechanism {mechanism!r}, expected one of {', '.join(MECHANISMS)}")
+    return MECHANISMS[mechanism]
+
+
 def options_of(mechanism: str) -> set[str]:
     """The options of `attach` that a mechanism takes; layer attention takes those of its module too."""
-    place = MECHANISMS[mechanism].place
+    place = _row(mechanism).place
     bound = place.keywords if isinstance(place, partial) else {}
     return {name for name in inspect.signature(place).parameters if name not in ("model", "image_size", *bound)}
 
