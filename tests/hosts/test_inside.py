@@ -14,7 +14,7 @@ from interlayer.hosts import attached_mechanisms
 from interlayer.mechanisms import RLA
 
 SMALL = {"num_classes": 5}
-HOSTS = ["resnet18", "mobilenetv2_050", "preresnet20_cifar", "xception_cifar"]
+HOSTS = ["resnet18", "mobilenetv2_050", "preresnet20_cifar", pytest.param("xception_cifar", marks=pytest.mark.slow)]
 GATES = ["se", "eca", "cbam", "gc", "nl", "dia", "bridge"]
 
 

@@ -70,7 +70,7 @@ def by_definition(model, image, variant, activation=torch.tanh):
     return model.fc(torch.cat((x, last), 1).mean((2, 3)))
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_is_its_figure(variant, training):
     """In training too: an addition in place that overwrote the branch would turn v1 into v3."""

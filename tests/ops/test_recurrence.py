@@ -57,12 +57,18 @@ def run(name, x, norm, weight, shortcut, relu):
     return results
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize(
-    ("shape", "state"),
-    [((2, 37, 5, 3), 5), ((1, 64, 9, 8), 32), ((3, 1, 1, 2), 1), ((2, 130, 4, 4), 12), ((2, 16, 7, 7), 128)],
-)
-@pytest.mark.parametrize(("relu", "skip"), [(True, True), (False, True), (False, False)])
+SHAPES = [((2, 37, 5, 3), 5), ((1, 64, 9, 8), 32), ((3, 1, 1, 2), 1), ((2, 130, 4, 4), 12), ((2, 16, 7, 7), 128)]
+KINDS = [(True, True), (False, True), (False, False)]  # with a ReLU, with a shortcut
+CASES = [
+    # the interpreter is slow: every shape meets one kind, the others among the slow tests
+    pytest.param(name, *shape, *kind, marks=pytest.mark.slow if name == "triton" and number % 3 != index else [])
+    for name in BACKENDS
+    for number, shape in enumerate(SHAPES)
+    for index, kind in enumerate(KINDS)
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "state", "relu", "skip"), CASES)
 def test_values_and_gradients(name, shape, state, relu, skip):
     """In float64, over odd shapes: more channels than a tile, fewer than one, one pixel more than a tile of rows."""
     x, norm, weight, shortcut = make(shape, state)

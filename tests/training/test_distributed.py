@@ -91,7 +91,7 @@ def launch_kill_and_resume(recipe, tmp_path, launch):
     launch(recipe.replace(checkpoint_steps=3), tmp_path / "cut", "--resume")
 
 
-@pytest.mark.parametrize("resident", ["auto", "no"])
+@pytest.mark.parametrize("resident", ["auto", pytest.param("no", marks=pytest.mark.slow)])
 def test_odd_numbers_and_bad_images_keep_processes_together(small, tmp_path, launch, resident):
     """39 test images and bad ones skipped on one process only: nobody waits for ever, every image counts once."""
     save_digits(tmp_path / "data" / "train", 6)
