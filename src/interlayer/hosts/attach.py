@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,29 +14,39 @@ from torch import Tensor, nn
 from ..mechanisms import MLA, RLA, MRLABase, MRLALight, MRLALinear
 from ..mechanisms.branch import BranchGate
 from ..mechanisms.description import Init, Reading
-from .behind import place_layer_attention
-from .carry import STATE, AttachedBlock, Extended, RecordingPatchEmbed, restore
-from .inside import own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
+from .behind import has_layer_attention, place_layer_attention, take_out_layer_attention
+from .carry import AttachedBlock, Extended, restore
+from .inside import has_gates, has_rla, own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
 from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
 from .spatial import place_halo, replaced_layers, take_out_halo
 from .stages import Stages
 from .tokens import broadcasting_parts, place_cb, take_out_cb
 
-BEHIND, STATEFUL, ON_BRANCH = "layer attention", "recurrent layer aggregation", "attention on the branch"
-SPATIAL, BROADCAST = "local attention", "context broadcasting"
+
+@dataclass(frozen=True)
+class Kind:
+    """What mechanisms of a kind have in common. A network has at most one of a kind; different kinds go together."""
+
+    name: str
+    present: Callable[[nn.Module], object]
+    take_out: Callable[[nn.Module], None]
+
+
+BEHIND = Kind("layer attention", has_layer_attention, take_out_layer_attention)
+STATEFUL = Kind("recurrent layer aggregation", has_rla, take_out_rla)
+ON_BRANCH = Kind("attention on the branch", has_gates, take_out_gates)
+SPATIAL = Kind("local attention", replaced_layers, take_out_halo)
+BROADCAST = Kind("context broadcasting", broadcasting_parts, take_out_cb)
+KINDS = (BEHIND, STATEFUL, ON_BRANCH, SPATIAL, BROADCAST)
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A row of the table of what can be attached: how it is placed, and what kind it is.
-
-    A network has at most one mechanism of a kind; mechanisms of different kinds go together. What `place` returns is
-    called once the network has run with it.
-    """
+    """A row of the table of what can be attached. What `place` returns is called once the network has run with it."""
 
     place: Callable[..., Callable[[], None] | None]
-    kind: str
+    kind: Kind
 
 
 def _behind(name: str, make: type, channels_per_head: int | None = None) -> Mechanism:
@@ -114,7 +124,7 @@ def attach(
     _check_options(mechanism, options)
     there = _kinds(model)
     if row.kind in there:
-        raise AttachError(f"{type(model).__name__} already has {row.kind}: detach it first")
+        raise AttachError(f"{type(model).__name__} already has {row.kind.name}: detach it first")
     try:
         finish = row.place(model, image_size=image_size, **options)
         with evaluating(model), torch.no_grad():
@@ -122,9 +132,8 @@ def attach(
         if finish is not None:
             finish()
     except Exception as error:
-        placed = _kinds(model) - there
-        for kind in placed:
-            _take_out(model, kind)
+        placed = [kind for kind in _kinds(model) if kind not in there]
+        _take_out(model, placed)
         if not placed:
             raise  # nothing was placed: the error says why
         raise AttachError(
@@ -138,8 +147,7 @@ def detach(model: nn.Module) -> nn.Module:
     """Take out all that `attach` put into `model`, in place, and return the network, with its present weights."""
     if not _kinds(model):
         raise ValueError(f"{type(model).__name__} has nothing attached")
-    for kind in _kinds(model):
-        _take_out(model, kind)
+    _take_out(model, _kinds(model))
     return model
 
 
@@ -167,50 +175,14 @@ def _check_options(mechanism: str, options: Mapping[str, Any]) -> None:
         raise TypeError(f"{mechanism} has no option {unknown[0]!r}, {expected}")
 
 
-def _kinds(model: nn.Module) -> set[str]:
+def _kinds(model: nn.Module) -> list[Kind]:
     """The kinds of mechanisms in a network."""
-    blocks = [block for _, block in attached_blocks(model)]
-    return {
-        kind
-        for kind, present in (
-            (BEHIND, any(block.interlayer_slots for block in blocks)),
-            (STATEFUL, hasattr(model, STATE)),
-            (ON_BRANCH, any(block.interlayer_gate is not None for block in blocks)),
-            (SPATIAL, bool(replaced_layers(model))),
-            (BROADCAST, bool(broadcasting_parts(model))),
-        )
-        if present
-    }
+    return [kind for kind in KINDS if kind.present(model)]
 
 
-def _take_out(model: nn.Module, kind: str) -> None:
-    attributes = {
-        SPATIAL: (),
-        BROADCAST: (),
-        BEHIND: ("interlayer_slots", "interlayer_layout"),
-        STATEFUL: ("interlayer_state",),
-        ON_BRANCH: ("interlayer_gate",),
-    }[kind]
-    if kind == SPATIAL:
-        take_out_halo(model)
-    elif kind == BROADCAST:
-        take_out_cb(model)
-    elif kind == STATEFUL:
-        take_out_rla(model)
-    elif kind == ON_BRANCH:
-        take_out_gates(model)
-    for _, block in list(attached_blocks(model)):
-        if kind == BEHIND:
-            for slot in block.interlayer_slots:
-                delattr(block, slot.name)
-        for attribute in attributes:
-            block.__dict__.pop(attribute, None)
-        if not (block.interlayer_slots or block.interlayer_state or block.interlayer_gate):
-            restore(block)
-    for module in list(model.modules()):
-        if isinstance(module, RecordingPatchEmbed) and kind == BEHIND:
-            del module.interlayer_grids
-            restore(module)  # type: ignore[arg-type]
+def _take_out(model: nn.Module, kinds: Sequence[Kind]) -> None:
+    for kind in kinds:
+        kind.take_out(model)
     if not _kinds(model):
         for module in list(model.modules()):
             if isinstance(module, Extended):
@@ -263,10 +235,10 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
         What was placed, and the names of what could not be.
     """
     own = {f"{name}." for name in attached_mechanisms(model)}
-    ours = {k: v for k, v in model.state_dict().items() if not k.startswith(tuple(own))} if own else model.state_dict()
-    state_dict = as_wide_as(model, state_dict)
+    ours = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(tuple(own))}
     replaced = tuple(f"{name}." for name, _ in replaced_layers(model))
-    state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith(replaced or ("\0",))}
+    widened = as_wide_as(model, state_dict)
+    state_dict = {name: tensor for name, tensor in widened.items() if not name.startswith(replaced)}
     shared = [name for name in state_dict if name in ours]
     report = LoadReport(
         placed=[name for name in shared if ours[name].shape == state_dict[name].shape],

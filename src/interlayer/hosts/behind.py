@@ -13,9 +13,18 @@ from torch import nn
 from ..mechanisms import LayerAttention
 from ..mechanisms.description import Init, Reading
 from ..mechanisms.mrla import Style
-from .carry import RecordingPatchEmbed, Slot, extend, open_block, release_from
+from .carry import (
+    AttachedBlock,
+    RecordingPatchEmbed,
+    Slot,
+    close_blocks,
+    extend,
+    open_block,
+    release_from,
+    restore,
+)
 from .layout import Grid
-from .probe import AttachError
+from .probe import AttachError, match
 from .stages import Block, Stage, Stages, find_stages
 
 SLOT = "mrla"  # the name under which a block holds its layer attention, and so the prefix of its parameters
@@ -80,6 +89,22 @@ def place_layer_attention(
         _install(model, number, stage, chosen, made)
 
 
+def has_layer_attention(model: nn.Module) -> bool:
+    return any(isinstance(module, AttachedBlock) and module.interlayer_slots for module in model.modules())
+
+
+def take_out_layer_attention(model: nn.Module) -> None:
+    """Undo `place_layer_attention`."""
+    for module in list(model.modules()):
+        if isinstance(module, AttachedBlock):
+            for slot in module.interlayer_slots:
+                delattr(module, slot.name)
+        elif isinstance(module, RecordingPatchEmbed):
+            del module.interlayer_grids
+            restore(module)  # type: ignore[arg-type]
+    close_blocks(model, "interlayer_slots", "interlayer_layout")
+
+
 def _check_options(mechanism: str, make: type[LayerAttention], options: Mapping[str, Any]) -> None:
     valid = {
         name
@@ -115,9 +140,8 @@ def _install(
     model: nn.Module, number: int, stage: Stage, blocks: list[Block], mechanisms: list[LayerAttention]
 ) -> None:
     for index, (block, mechanism) in enumerate(zip(blocks, mechanisms, strict=True)):
-        reference = next(p for p in block.module.parameters() if p.is_floating_point())
         mechanism.layer = index
-        mechanism.to(device=reference.device, dtype=reference.dtype).train(block.module.training)
+        match(mechanism, block.module)
         block.module.add_module(SLOT, mechanism)
         opened = open_block(block.module)
         opened.interlayer_slots = (Slot(SLOT, number, index, len(blocks)),)

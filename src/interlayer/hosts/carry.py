@@ -238,6 +238,16 @@ def open_block(block: nn.Module) -> AttachedBlock:
     return block  # type: ignore[return-value]
 
 
+def close_blocks(model: nn.Module, *attributes: str) -> None:
+    """Take these attributes from every opened block; one that has no mechanism left is as it was."""
+    for module in list(model.modules()):
+        if isinstance(module, AttachedBlock):
+            for attribute in attributes:
+                module.__dict__.pop(attribute, None)
+            if not (module.interlayer_slots or module.interlayer_state or module.interlayer_gate):
+                restore(module)  # type: ignore[arg-type]
+
+
 def release_from(model: nn.Module, blocks: Sequence[str]) -> None:
     """Make the network, and every part of it that hands out features of these blocks, return plain tensors."""
     for name, module in list(model.named_modules()):

@@ -16,9 +16,9 @@ from ..mechanisms.branch import DIA, BranchAttention, BranchGate, BridgeAttentio
 from ..mechanisms.description import Init, Reading
 from ..mechanisms.rla import RLA, VARIANTS, Activation, Cell, Insert, Joins, StagePlan
 from . import residual
-from .carry import STATE, JoiningHead, Place, extend, open_block, release_from, restore
+from .carry import STATE, JoiningHead, Place, close_blocks, extend, open_block, release_from, restore
 from .layout import Grid
-from .probe import AttachError, probe_image
+from .probe import AttachError, match, probe_image
 from .residual import PartedBlock
 from .stages import Block, record_calls
 
@@ -59,7 +59,8 @@ def place_rla(
         raise ValueError(f"unknown variant {variant!r} of rla, expected one of {', '.join(VARIANTS)}")
     if not isinstance(state_channels, int) or state_channels < 1:
         raise ValueError(f"state_channels must be a whole number of at least 1, got {state_channels!r}")
-    stages = _residual_stages(model, image_size)
+    calls = record_calls(model, probe_image(model, image_size))
+    stages = _residual_stages(model, calls)
     blocks = [block.module for stage in stages for block in stage]
     preactivated = isinstance(blocks[0], PartedBlock)
     inverted = not preactivated and not isinstance(blocks[0], (BasicBlock, Bottleneck))
@@ -82,10 +83,8 @@ def place_rla(
         raise ValueError(f"head_activation='none' means nothing in {name}, whose own ReLU follows")
     head = _find_head(model, preactivated)
     if head is not None and head.at is not None:
-        calls = record_calls(model, probe_image(model, image_size))
         entered = next((call.input for call in calls if call.module is head.at), None)
-        last = next(call.output for call in calls if call.module is blocks[-1])
-        if entered is not last:
+        if entered is not stages[-1][-1].output:
             raise AttachError(f"something lies between the last block of {name} and what would read the last state")
     rla = RLA(
         [
@@ -108,7 +107,7 @@ def place_rla(
         init=init,
         **options,
     )
-    _match(rla, model)
+    match(rla, model)
     model.add_module(STATE, rla)
     for number, stage in enumerate(stages):
         for index, block in enumerate(stage):
@@ -117,6 +116,10 @@ def place_rla(
         head.join(model, rla, init)
     release_from(model, [block.name for stage in stages for block in stage])
     return partial(_wake_branches, blocks) if init == "paper" and rla.insert == "branch" else None
+
+
+def has_rla(model: nn.Module) -> bool:
+    return hasattr(model, STATE)
 
 
 def take_out_rla(model: Any) -> None:
@@ -128,12 +131,13 @@ def take_out_rla(model: Any) -> None:
             restore(module)  # type: ignore[arg-type]
     if rla.head_channels is not None and rla.join is None:
         _set_width(model, -rla.state_channels, "paper")
+    close_blocks(model, "interlayer_state")
 
 
 def place_gates(model: nn.Module, *, kind: str, image_size: int | Grid | None = None) -> None:
     """Put attention on the branch of every residual block: one of timm's layers, "dia" or "bridge"."""
     name = f"{kind}_gate"  # of its module, in each block or, where blocks share it, in the network
-    stages = _residual_stages(model, image_size)
+    stages = _residual_stages(model, record_calls(model, probe_image(model, image_size)))
     blocks = [block for stage in stages for block in stage]
     if kind == "bridge" and not all(residual.tap_channels(block.module) for block in blocks):
         raise AttachError(
@@ -143,7 +147,7 @@ def place_gates(model: nn.Module, *, kind: str, image_size: int | Grid | None = 
         shared = DIA([residual.branch_channels(stage[0].module) for stage in stages])
         if any(len({residual.branch_channels(block.module) for block in stage}) > 1 for stage in stages):
             raise AttachError(f"{type(model).__name__} has stages of several widths: dia shares one LSTM of one width")
-        _match(shared, model)
+        match(shared, model)
         model.add_module(name, shared)
     for number, stage in enumerate(stages):
         for index, block in enumerate(stage):
@@ -154,10 +158,14 @@ def place_gates(model: nn.Module, *, kind: str, image_size: int | Grid | None = 
                 channels = residual.branch_channels(block.module)
                 taps = residual.tap_channels(block.module)
                 holder = BridgeAttention(channels, taps) if kind == "bridge" else BranchAttention(channels, kind=kind)
-                _match(holder, block.module)
+                match(holder, block.module)
                 block.module.add_module(name, holder)
             open_block(block.module).interlayer_gate = Place(holder, number, index)
     release_from(model, [block.name for block in blocks])
+
+
+def has_gates(model: nn.Module) -> bool:
+    return any(isinstance(module, BranchGate) for module in model.modules())
 
 
 def take_out_gates(model: nn.Module) -> None:
@@ -165,12 +173,7 @@ def take_out_gates(model: nn.Module) -> None:
     for module in model.modules():
         for name in [name for name, child in module._modules.items() if isinstance(child, BranchGate)]:
             del module._modules[name]
-
-
-def _match(mechanism: nn.Module, model: nn.Module) -> None:
-    """Bring a new mechanism to the device, dtype and mode of what it joins."""
-    reference = next(p for p in model.parameters() if p.is_floating_point())
-    mechanism.to(device=reference.device, dtype=reference.dtype).train(model.training)
+    close_blocks(model, "interlayer_gate")
 
 
 @torch.no_grad()
@@ -181,28 +184,22 @@ def _wake_branches(blocks: Sequence[Any]) -> None:
     each block would multiply the state's gradient by 1 / sqrt(eps).
     """
     for block in blocks:
-        norm = getattr(block, "bn3" if isinstance(block, Bottleneck) else "bn2", None)
-        weight = getattr(norm, "weight", None)
-        if (
-            isinstance(block, (BasicBlock, Bottleneck))
-            and weight is not None
-            and not weight.is_meta
-            and not weight.any()
-        ):
-            weight.fill_(1)
+        if isinstance(block, (BasicBlock, Bottleneck)):
+            weight = residual.last_norm(block).weight
+            if weight is not None and not weight.is_meta and not weight.any():
+                weight.fill_(1)
 
 
 def _has_shortcut(block: Any) -> bool:
     return bool(getattr(block, "has_skip", True))
 
 
-def _residual_stages(model: nn.Module, image_size: int | Grid | None) -> list[list[Block]]:
+def _residual_stages(model: nn.Module, calls: list[Block]) -> list[list[Block]]:
     """The residual blocks of a network that runs nothing but those between its stem and its head, by stages.
 
     A stage of a ResNet is what its author named one; elsewhere it is the blocks whose branches are of one resolution.
     """
     name = type(model).__name__
-    calls = record_calls(model, probe_image(model, image_size))
     blocks = [call for call in calls if residual.objection(call.module) is None]
     if not blocks:
         reasons = [why for call in calls if (why := _why_not(call.module))]

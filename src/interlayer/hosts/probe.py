@@ -54,6 +54,12 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
     return image_of(channels)
 
 
+def match(mechanism: nn.Module, place: nn.Module) -> None:
+    """Bring a new mechanism to the device, dtype and mode of what it joins."""
+    reference = next(p for p in place.parameters() if p.is_floating_point())
+    mechanism.to(device=reference.device, dtype=reference.dtype).train(place.training)
+
+
 def reason(error: Exception) -> str:
     """An error's message on one line, or its kind where it has none."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -105,6 +105,11 @@ def branch_channels(block: Any) -> int:
     return (block.conv_pwl if isinstance(block, InvertedResidual) else block.conv_pw).out_channels
 
 
+def last_norm(block: BasicBlock | Bottleneck) -> Any:
+    """The norm at the end of a ResNet block's branch."""
+    return block.bn3 if isinstance(block, Bottleneck) else block.bn2
+
+
 def tap_channels(block: Any) -> list[int]:
     """Channels of the maps inside the branch that a gate is shown: those behind each convolution but the last."""
     if isinstance(block, PartedBlock):
@@ -175,10 +180,11 @@ def _run_resnet_block(
     if isinstance(block, Bottleneck):
         taps = [block.act1(block.bn1(first))]
         taps.append(block.aa(block.act2(block.drop_block(block.bn2(block.conv2(taps[0]))))))
-        raw, norm, activation = block.conv3(taps[-1]), block.bn3, block.act3
+        raw, activation = block.conv3(taps[-1]), block.act3
     else:
         taps = [block.aa(block.act1(block.drop_block(block.bn1(first))))]
-        raw, norm, activation = block.conv2(taps[-1]), block.bn2, block.act2
+        raw, activation = block.conv2(taps[-1]), block.act2
+    norm = last_norm(block)
     shortcut = x if block.downsample is None else block.downsample(x)
     after = [module for module in (block.se, block.drop_path) if module is not None]
     if weight is not None and gate is None and not after and isinstance(activation, nn.ReLU) and norm.training:

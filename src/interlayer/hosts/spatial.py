@@ -9,7 +9,7 @@ from torch import nn
 
 from ..mechanisms.halo import HaloAttention2d, Position
 from .layout import Grid
-from .probe import AttachError, probe_image
+from .probe import AttachError, match, probe_image
 from .stages import record_calls
 
 REPLACED = "interlayer_replaced"  # attribute of a layer that stands where another stood: that one, out of torch's sight
@@ -51,7 +51,7 @@ def place_halo(
         found = found[-last:]
     made = [_attention(*entry, block, halo, channels_per_head, position, centered) for entry in found]
     for (_, path, conv, _), layer in zip(found, made, strict=True):
-        layer.to(device=conv.weight.device, dtype=conv.weight.dtype).train(conv.training)
+        match(layer, conv)
         layer.__dict__[REPLACED] = (conv,)
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, layer)

@@ -11,7 +11,7 @@ from ..mechanisms.broadcast import ContextBroadcast
 from ..mechanisms.description import expect_choice
 from .carry import Extended, extend, release_from, restore
 from .layout import Grid
-from .probe import AttachError, evaluating, probe_image
+from .probe import AttachError, evaluating, match, probe_image
 from .stages import find_chains
 
 SLOT = "cb"  # the name under which a part of a block holds its broadcast
@@ -71,8 +71,7 @@ def place_cb(
     widths = _widths(model, [part for part, _ in parts], image_size) if scaled else {}
     for part, place in parts:
         broadcast = ContextBroadcast(widths.get(part), scaled=scaled)
-        reference = next(p for p in model.parameters() if p.is_floating_point())
-        broadcast.to(device=reference.device, dtype=reference.dtype).train(part.training)
+        match(broadcast, model)
         part.add_module(SLOT, broadcast)
         part.interlayer_before = place == "front"  # type: ignore[assignment]
         extend(part, Broadcasting)
