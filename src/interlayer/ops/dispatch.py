@@ -29,8 +29,8 @@ class Implementation:
 class Operation:
     """A function on tensors with one or more implementations, tried last added first, reference last."""
 
-    def __init__(self, reference: Callable[..., Any]) -> None:
-        self.__name__ = reference.__name__
+    def __init__(self, reference: Callable[..., Any], name: str | None = None) -> None:
+        self.__name__ = name or reference.__name__
         self.__doc__ = reference.__doc__
         self.reference = reference
         self.kernels: list[Implementation] = []

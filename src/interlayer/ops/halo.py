@@ -25,6 +25,9 @@ directions, whatever its block. A block as large as the map gives global attenti
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +35,25 @@ from torch import Tensor
 from .dispatch import Operation
 
 
-@Operation
+@dataclass(frozen=True)
+class HaloPlan:
+    """What `halo_attention` was asked for, its defaults filled in."""
+
+    heads: int
+    block: int
+    halo: int
+    stride: int
+    centered: bool
+    mask_padding: bool
+    scale: float
+    position_scale: float
+
+    @property
+    def window(self) -> int:
+        """Pixels of a neighbourhood in each direction."""
+        return self.block + 2 * self.halo
+
+
 def halo_attention(
     q: Tensor,
     k: Tensor,
@@ -63,14 +84,21 @@ def halo_attention(
         scale: of q · k; 1 / sqrt(d) unless given.
         position_scale: of the position's term; that of q · k unless given.
     """
-    check_halo(q, k, v, rel_rows, rel_cols, heads=heads, block=block, halo=halo, stride=stride)
+    _check(q, k, v, rel_rows, rel_cols, heads, block, halo, stride)
+    scale = (q.shape[1] // heads) ** -0.5 if scale is None else scale
+    position_scale = scale if position_scale is None else position_scale
+    plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
+    return attend(q, k, v, rel_rows, rel_cols, plan)
+
+
+@partial(Operation, name="halo_attention")
+def attend(q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan) -> Tensor:
+    """One block after another."""
+    heads, block, halo, stride, window = plan.heads, plan.block, plan.halo, plan.stride, plan.window
     dtype = torch.promote_types(q.dtype, torch.float32)
     batch, _, height, width = k.shape
-    window = block + 2 * halo
     queries = q.unflatten(1, (heads, -1)).to(dtype)  # [B, heads, d, ., .]
     channels = queries.shape[2]
-    scale = channels**-0.5 if scale is None else scale
-    position_scale = scale if position_scale is None else position_scale
     margin = (halo, halo + -width % block, halo, halo + -height % block)
     keys = F.pad(k, margin).unflatten(1, (heads, -1)).to(dtype)
     values = F.pad(v, margin).unflatten(1, (heads, -1)).to(dtype)
@@ -85,18 +113,18 @@ def halo_attention(
             key_cols = torch.arange(left - halo, left + block + halo, device=q.device)
             query = queries[:, :, :, rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
             near = (..., slice(top, top + window), slice(left, left + window))
-            logits = scale * torch.einsum("bhdij,bhdyx->bhijyx", query, keys[near])
+            logits = plan.scale * torch.einsum("bhdij,bhdyx->bhijyx", query, keys[near])
             below = key_rows - stride * rows[:, None]  # [queries' rows, keys' rows]
             beside = key_cols - stride * cols[:, None]
             if rel_rows is not None and rel_cols is not None:
                 half = channels // 2
                 of_rows = torch.einsum("bhdij,iyd->bhijy", query[:, :, :half], rel_rows[window - 1 + below].to(dtype))
                 of_cols = torch.einsum("bhdij,jxd->bhijx", query[:, :, half:], rel_cols[window - 1 + beside].to(dtype))
-                logits = logits + position_scale * (of_rows[..., None] + of_cols[..., None, :])
+                logits = logits + plan.position_scale * (of_rows[..., None] + of_cols[..., None, :])
             allowed = torch.ones(len(rows), len(cols), window, window, dtype=torch.bool, device=q.device)
-            if mask_padding:
+            if plan.mask_padding:
                 allowed &= ((key_rows >= 0) & (key_rows < height))[:, None] & (key_cols >= 0) & (key_cols < width)
-            if centered:
+            if plan.centered:
                 allowed &= (below.abs() <= halo)[:, None, :, None] & (beside.abs() <= halo)[None, :, None, :]
             weights = (
                 logits.masked_fill(~allowed, float("-inf")).flatten(-2).softmax(-1).unflatten(-1, (window, window))
@@ -106,13 +134,12 @@ def halo_attention(
     return result.flatten(1, 2).to(v.dtype)
 
 
-def check_halo(
+def _check(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     rel_rows: Tensor | None,
     rel_cols: Tensor | None,
-    *,
     heads: int,
     block: int,
     halo: int,
@@ -149,40 +176,20 @@ def check_halo(
 
 
 def _objection_to_gathered(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rel_rows: Tensor | None,
-    rel_cols: Tensor | None,
-    *,
-    block: int,
-    stride: int = 1,
-    **options: object,
+    q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
 ) -> str | None:
-    return None if block % stride == 0 else f"expected a block divisible by the stride {stride}, got {block}"
+    fits = plan.block % plan.stride == 0
+    return None if fits else f"expected a block divisible by the stride {plan.stride}, got {plan.block}"
 
 
-@halo_attention.kernel("gathered", _objection_to_gathered)
+@attend.kernel("gathered", _objection_to_gathered)
 def _gathered(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rel_rows: Tensor | None,
-    rel_cols: Tensor | None,
-    *,
-    heads: int,
-    block: int,
-    halo: int,
-    stride: int = 1,
-    centered: bool = False,
-    mask_padding: bool = True,
-    scale: float | None = None,
-    position_scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
 ) -> Tensor:
     """The same for all blocks at once: neighbourhoods are gathered and given to scaled_dot_product_attention."""
-    check_halo(q, k, v, rel_rows, rel_cols, heads=heads, block=block, halo=halo, stride=stride)
+    heads, block, halo, stride, window = plan.heads, plan.block, plan.halo, plan.stride, plan.window
     height, width = k.shape[2:]
-    window, side = block + 2 * halo, block // stride  # `side`: queries of a block in each direction
+    side = block // stride  # queries of a block in each direction
     down, across = -(-height // block), -(-width // block)
     margin = (halo, halo + -width % block, halo, halo + -height % block)
 
@@ -194,8 +201,6 @@ def _gathered(
     queries = padded.unflatten(1, (heads, -1)).unflatten(3, (down, side)).unflatten(5, (across, side))
     queries = queries.permute(0, 1, 3, 5, 4, 6, 2).flatten(2, 3)  # [B, heads, blocks, side, side, d]
     channels = queries.shape[-1]
-    scale = channels**-0.5 if scale is None else scale
-    position_scale = scale if position_scale is None else position_scale
 
     places = torch.arange(window, device=q.device) - halo
     offsets = places - stride * torch.arange(side, device=q.device)[:, None]  # [side, window]: from query to key
@@ -205,20 +210,20 @@ def _gathered(
         near_rows, near_cols = (table[window - 1 + offsets].to(q.dtype) for table in (rel_rows, rel_cols))
         of_rows = torch.einsum("bhnijd,iyd->bhnijy", queries[..., :half], near_rows)
         of_cols = torch.einsum("bhnijd,jxd->bhnijx", queries[..., half:], near_cols)
-        bias = position_scale * (of_rows[..., None] + of_cols[..., None, :]).flatten(3, 4).flatten(4)
+        bias = plan.position_scale * (of_rows[..., None] + of_cols[..., None, :]).flatten(3, 4).flatten(4)
     allowed = torch.ones(down, across, side, side, window, window, dtype=torch.bool, device=q.device)
-    if mask_padding:
+    if plan.mask_padding:
         rows = places + block * torch.arange(down, device=q.device)[:, None]  # [down, window]: where the keys stand
         cols = places + block * torch.arange(across, device=q.device)[:, None]
         allowed &= ((rows >= 0) & (rows < height))[:, None, None, None, :, None]
         allowed &= ((cols >= 0) & (cols < width))[None, :, None, None, None, :]
-    if centered:
+    if plan.centered:
         allowed &= (offsets.abs() <= halo)[:, None, :, None] & (offsets.abs() <= halo)[None, :, None, :]
     allowed = allowed.flatten(0, 1).flatten(1, 2).flatten(2)  # [blocks, side², window²]
     allowed = allowed | ~allowed.any(-1, keepdim=True)  # queries that only fill up a block: cut off below
     mask = bias.masked_fill(~allowed, float("-inf")) if bias.dim() > 1 else allowed
     result = F.scaled_dot_product_attention(
-        queries.flatten(3, 4), neighbourhoods(k), neighbourhoods(v), attn_mask=mask, scale=scale
+        queries.flatten(3, 4), neighbourhoods(k), neighbourhoods(v), attn_mask=mask, scale=plan.scale
     )
     result = result.unflatten(3, (side, side)).unflatten(2, (down, across))  # [B, heads, down, across, side, side, e]
     result = result.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4).flatten(1, 2)

@@ -1,9 +1,9 @@
 """Fused kernels, one file an operation. They run on a GPU, or anywhere under TRITON_INTERPRET=1."""
 
 import os
-from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -29,7 +29,7 @@ def why_not_here(x: Tensor) -> str | None:
     return None
 
 
-def power_of_two(number: int, *, least: int, most: int) -> int:
-    """The smallest power of two that holds `number`, between two bounds."""
-    size: Any = 1 << max(0, number - 1).bit_length()
-    return max(least, min(most, size))
+def tile(number: int, most: int | None = None) -> int:
+    """The power of two that holds `number`: at least the 16 that a product of tiles takes, at most `most`."""
+    size: int = max(16, triton.next_power_of_2(number))
+    return size if most is None else min(size, most)

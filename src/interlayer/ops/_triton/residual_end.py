@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..recurrence import objection_to_norm, residual_end
-from . import INTERPRETED, TYPES, power_of_two, why_not_here
+from . import INTERPRETED, TYPES, tile, why_not_here
 
 ROWS = 64  # pixels a program holds at once
 CHANNELS = 64  # channels it holds at once
@@ -310,8 +310,8 @@ def _blocks(channels: int, state: int, dtype: torch.dtype) -> dict[str, Any]:
     accumulate = tl.float64 if dtype == torch.float64 else tl.float32
     return {
         "ROWS": ROWS,
-        "CHANNELS": power_of_two(channels, least=16, most=CHANNELS),
-        "STATE": power_of_two(state, least=16, most=MOST_STATE_CHANNELS),
+        "CHANNELS": tile(channels, CHANNELS),
+        "STATE": tile(state, MOST_STATE_CHANNELS),
         "ACC": accumulate,
         "DOT": accumulate if INTERPRETED else TYPES[dtype],  # the interpreter knows no products of bfloat16
     }
