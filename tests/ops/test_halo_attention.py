@@ -289,6 +289,33 @@ def test_it_is_an_operator_of_torchs(relative):
     torch.library.opcheck(halo._backward, (*given, *plan), test_utils=tests)
 
 
+REAL = [  # of stages of H1, H4 and H7: tiles large enough for a GPU's products of matrices
+    {"height": 64, "width": 64, "heads": 4, "d": 16, "e": 16, "block": 8, "halo": 3},
+    {"height": 64, "width": 64, "heads": 4, "d": 16, "e": 16, "block": 8, "halo": 3, "stride": 2},
+    {"height": 16, "width": 16, "heads": 8, "d": 32, "e": 32, "block": 8, "halo": 3},
+    {"height": 8, "width": 8, "heads": 8, "d": 64, "e": 64, "block": 8, "halo": 3},
+    {"height": 96, "width": 96, "heads": 4, "d": 16, "e": 16, "block": 12, "halo": 2},
+    {"height": 96, "width": 96, "heads": 4, "d": 16, "e": 64, "block": 12, "halo": 2, "stride": 2},
+    {"height": 150, "width": 150, "heads": 4, "d": 16, "e": 64, "block": 10, "halo": 3},
+    {"height": 75, "width": 75, "heads": 8, "d": 32, "e": 128, "block": 10, "halo": 3, "stride": 1},
+    {"height": 19, "width": 19, "heads": 8, "d": 64, "e": 256, "block": 10, "halo": 3},
+    {"height": 32, "width": 48, "heads": 2, "d": 32, "e": 32, "block": 32, "halo": 4},
+]
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="too large for the interpreter")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", REAL)
+def test_real_sizes(shape, dtype):
+    """Two images, four times over: what is read from a wrong address may be right by chance."""
+    tensors, given = make(**shape, dtype=dtype)
+    expected = run("gathered", [t.float() for t in tensors], given)
+    for _ in range(4):
+        for what, value in run("triton", tensors, given).items():
+            error = (value.float() - expected[what]).norm() / expected[what].norm()
+            assert error < 2e-2, f"{what}: {error:.1e}"
+
+
 @pytest.mark.skipif(DEVICE != "cuda", reason="compiles for a GPU")
 def test_compiled():
     """As one graph, with the same result and gradients as outside of it."""

@@ -188,3 +188,18 @@ def test_one_value_for_each_channel_is_refused_as_torch_refuses_it():
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         ops.residual_end(x, norm, weight, shortcut)
     assert norm.running_var.isfinite().all()
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_a_pointwise_convolution_is_one_when_compiled_too(memory_format):
+    """There it is a product over pixels: result and gradients must be the convolution's."""
+    x = torch.randn(2, 5, 3, 4, dtype=DOUBLE, device=DEVICE).contiguous(memory_format=memory_format)
+    weight = torch.randn(7, 5, 1, 1, dtype=DOUBLE, device=DEVICE)
+    found = []
+    for function in (nn.functional.conv2d, torch.compile(ops.pointwise, backend="aot_eager", fullgraph=True)):
+        leaves = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in (x, weight)]
+        result = function(*leaves)
+        result.square().sum().backward()
+        found.append([result.detach(), *(t.grad for t in leaves)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

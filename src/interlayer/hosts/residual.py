@@ -141,9 +141,18 @@ def make_exchange(block: Any, state_channels: int) -> nn.Module:
     )
 
 
+class Pointwise(nn.Conv2d):
+    """A 1x1 convolution by `interlayer.ops.pointwise`."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.pointwise(input, weight)
+
+
 def conv_like(conv: nn.Conv2d, in_channels: int, *, depthwise: bool = False) -> nn.Conv2d:
     """A convolution of other input channels with the kernel, stride and output of `conv`, without bias."""
     out_channels, groups = (in_channels, in_channels) if depthwise else (conv.out_channels, 1)
+    if conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.padding == (0, 0) and not depthwise:
+        return Pointwise(in_channels, out_channels, 1, bias=False)
     return nn.Conv2d(
         in_channels, out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, groups, bias=False  # type: ignore[arg-type]
     )  # fmt: skip

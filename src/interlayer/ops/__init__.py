@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from .dispatch import backend, backends, choose_from_environment
 from .halo import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
-from .recurrence import residual_end
+from .recurrence import pointwise, residual_end
 
 if find_spec("triton") is not None:  # not on every platform that torch runs on
     from ._triton import halo as _fused_halo  # noqa: F401  adds itself to its operation
@@ -21,5 +21,6 @@ __all__ = [
     "layer_attention",
     "light_attention",
     "linear_recurrence",
+    "pointwise",
     "residual_end",
 ]

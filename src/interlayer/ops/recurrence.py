@@ -135,8 +135,20 @@ def _scaled(
     y = (wide * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
     flat = weight.flatten(1)
     constant = (flat * shift).sum(1)
-    projected = F.conv2d(x, (flat * scale).to(x.dtype)[..., None, None]) + constant[:, None, None].to(x.dtype)
+    projected = pointwise(x, (flat * scale).to(x.dtype)[..., None, None]) + constant[:, None, None].to(x.dtype)
     return _joined(y, shortcut, relu), projected
+
+
+def pointwise(x: Tensor, weight: Tensor) -> Tensor:
+    """A 1x1 convolution.
+
+    Inside torch.compile it is a product over the pixels of a channels_last map: the compiler puts what follows into a
+    product, and hands a convolution to cuDNN, which is slow for the few channels of a state.
+    """
+    if not (torch.compiler.is_compiling() and x.is_contiguous(memory_format=torch.channels_last)):
+        return F.conv2d(x, weight)
+    product = pixels(x) @ weight.flatten(1).t()
+    return product.view(x.shape[0], *x.shape[2:], -1).permute(0, 3, 1, 2)
 
 
 def pixels(x: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ from . import INTERPRETED, TYPES, tile, why_not_here
 
 MOST_CHANNELS = 256  # of a head
 MOST_WINDOW = 64
-SLOTS = 64  # copies of the tables' gradients, so that programs seldom add to one place at once
-LOG2_E = 1.4426950408889634
+LEAST_CHANNELS = 32  # Triton 3.6 reads tiles of 16 from a wrong address in Hopper's products
+SLOTS = tl.constexpr(64)  # copies of the tables' gradients, so that programs seldom add to one place at once
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,18 @@ class Launch:
     stages: int
 
 
-FORWARD = Launch(queries=64, keys=64, warps=4, stages=2)
-BACKWARD = Launch(queries=64, keys=64, warps=4, stages=1)
+# Where a GPU has too little shared memory for one, the next is taken.
+WIDE = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), Launch(16, 16, 4, 1))
+BACKWARD = (Launch(64, 64, 4, 3), *WIDE)
+
+
+def _forward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
+    """By what was fastest on an H200 for blocks of 8, 10 and 12 and heads of 16 to 256 channels."""
+    if channels > 64:
+        return WIDE
+    if queries <= 64:
+        return Launch(64, 32, 2, 3), *WIDE
+    return Launch(128, 32, 4, 3) if queries <= 128 else Launch(64, 64, 4, 3), *WIDE
 
 
 @triton.jit
@@ -175,7 +186,7 @@ def _forward_kernel(
     BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, SIDE: tl.constexpr,
     CENTERED: tl.constexpr, MASKED: tl.constexpr, RELATIVE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
-    TABLE: tl.constexpr, WINDOWS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr, LOG2_E: tl.constexpr,
+    TABLE: tl.constexpr, WINDOWS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     batch, head, block_row, block_col = _block_of_program(down, across, heads)
     row_offset, col_offset, inside, pixel = _queries(
@@ -225,15 +236,14 @@ def _backward_kernel(
     grad_q_ptr,
     grad_k_ptr,  # [batch, height, width, heads channels], float32
     grad_v_ptr,  # [batch, height, width, heads value_channels], float32
-    grad_rows_ptr,  # [slots, 2 WINDOW - 1, channels / 2], float32
-    grad_cols_ptr,  # [slots, 2 WINDOW - 1, channels / 2], float32
-    slots,
+    grad_rows_ptr,  # [SLOTS, 2 WINDOW - 1, channels / 2], float32
+    grad_cols_ptr,  # [SLOTS, 2 WINDOW - 1, channels / 2], float32
     height, width, query_height, query_width, down, across, heads, scale, position_ratio,
     channels: tl.constexpr, value_channels: tl.constexpr,
     BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, SIDE: tl.constexpr,
     CENTERED: tl.constexpr, MASKED: tl.constexpr, RELATIVE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
-    TABLE: tl.constexpr, WINDOWS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr, LOG2_E: tl.constexpr,
+    TABLE: tl.constexpr, WINDOWS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     batch, head, block_row, block_col = _block_of_program(down, across, heads)
     row_offset, col_offset, inside, pixel = _queries(
@@ -283,7 +293,7 @@ def _backward_kernel(
         grad_q += _product(of_entries, tables, ACC, DOT)
         collected = _product(tl.trans(of_entries), q, ACC, DOT) * scale
         in_rows, of_rows, in_cols, of_cols = _table_entries(channels // 2, WINDOW, TABLE, CHANNELS)
-        slot = (tl.program_id(0) % slots) * (2 * WINDOW - 1) * (channels // 2)
+        slot = (tl.program_id(0) % SLOTS) * (2 * WINDOW - 1) * (channels // 2)
         tl.atomic_add(grad_rows_ptr + slot + in_rows, collected, mask=of_rows, sem="relaxed")
         tl.atomic_add(grad_cols_ptr + slot + in_cols, collected, mask=of_cols, sem="relaxed")
     places = (pixel * heads + head)[:, None] * channels + c
@@ -292,16 +302,17 @@ def _backward_kernel(
     )
 
 
-def _arguments(
-    q: Tensor, k: Tensor, v: Tensor, plan: HaloPlan, relative: bool, launch: Launch
-) -> tuple[tuple[int, int], tuple[float, ...], dict[str, Any]]:
-    """Grid, sizes and constants of a kernel."""
+def _run(
+    kernel: Any, launches: tuple[Launch, ...], tensors: tuple[Tensor, ...], plan: HaloPlan, relative: bool
+) -> None:
+    """Start a kernel for every block, head and tile of queries, cut up in the first way that fits the GPU."""
+    q, k, v = tensors[:3]
     batch, _, height, width = k.shape
     channels, value_channels = k.shape[1] // plan.heads, v.shape[1] // plan.heads
     side = plan.block // plan.stride
     down, across = triton.cdiv(height, plan.block), triton.cdiv(width, plan.block)
     accumulate = tl.float64 if q.dtype == torch.float64 else tl.float32
-    queries = tile(side * side, launch.queries)
+    sizes = (height, width, *q.shape[2:], down, across, plan.heads, plan.scale, plan.position_scale / plan.scale)
     constants = {
         "channels": channels,
         "value_channels": value_channels,
@@ -313,20 +324,33 @@ def _arguments(
         "CENTERED": plan.centered,
         "MASKED": plan.mask_padding,
         "RELATIVE": relative,
-        "QUERIES": queries,
-        "KEYS": tile(plan.window**2, launch.keys),
-        "CHANNELS": tile(channels),
-        "VALUES": tile(value_channels),
+        "CHANNELS": tile(max(LEAST_CHANNELS, channels)),
+        "VALUES": tile(max(LEAST_CHANNELS, value_channels)),
         "TABLE": tile(2 * plan.window - 1),
         "WINDOWS": tile(plan.window),
         "ACC": accumulate,
         "DOT": accumulate if INTERPRETED else TYPES[q.dtype],  # the interpreter knows no products of bfloat16
-        "LOG2_E": LOG2_E,
-        "num_warps": launch.warps,
-        "num_stages": launch.stages,
     }
-    sizes = (height, width, *q.shape[2:], down, across, plan.heads, plan.scale, plan.position_scale / plan.scale)
-    return (batch * plan.heads * down * across, triton.cdiv(side * side, queries)), sizes, constants
+    key = (kernel.fn.__name__, q.dtype, q.device, *constants.values())
+    first = _FITTING.get(key, 0)
+    for number, launch in enumerate(launches[first:], first):
+        queries = tile(side * side, launch.queries)
+        grid = (batch * plan.heads * down * across, triton.cdiv(side * side, queries))
+        try:
+            with torch.cuda.device_of(q):
+                kernel[grid](
+                    *tensors, *sizes, **constants, QUERIES=queries, KEYS=tile(plan.window**2, launch.keys),
+                    num_warps=launch.warps, num_stages=launch.stages,
+                )  # fmt: skip
+        except triton.OutOfResources:
+            if launch is launches[-1]:
+                raise
+        else:
+            _FITTING[key] = number
+            return
+
+
+_FITTING: dict[Any, int] = {}  # which launch fitted, of a kernel for given constants
 
 
 @torch.library.custom_op("interlayer::halo_attention", mutates_args=())
@@ -352,10 +376,9 @@ def _forward(
     plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
     output, lse = _empty_results(q, v, heads)
     relative = rel_rows is not None
-    grid, sizes, constants = _arguments(q, k, v, plan, relative, FORWARD)
     rows, cols = (rel_rows.contiguous(), rel_cols.contiguous()) if relative else (q, q)  # type: ignore[union-attr]
-    with torch.cuda.device_of(q):
-        _forward_kernel[grid](q, k, v, rows, cols, output, lse, *sizes, **constants)
+    launches = _forward_launches((block // stride) ** 2, max(k.shape[1], v.shape[1]) // heads)
+    _run(_forward_kernel, launches, (q, k, v, rows, cols, output, lse), plan, relative)
     return output, lse
 
 
@@ -393,18 +416,13 @@ def _backward(
     """Gradients of q, k, v and both tables; of tables that are not there, nothing of size 0."""
     plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
     relative = rel_rows is not None
-    grid, sizes, constants = _arguments(q, k, v, plan, relative, BACKWARD)
     grad = grad.to(output.dtype).contiguous(memory_format=torch.channels_last)
     grad_q = torch.empty_like(q)
     grad_k, grad_v = (torch.zeros_like(t, dtype=lse.dtype) for t in (k, v))
     rows, cols = (rel_rows.contiguous(), rel_cols.contiguous()) if relative else (q, q)  # type: ignore[union-attr]
-    slots = min(SLOTS, grid[0])
-    grad_rows, grad_cols = (lse.new_zeros((slots, *t.shape) if relative else (1, 0)) for t in (rows, cols))
-    with torch.cuda.device_of(q):
-        _backward_kernel[grid](
-            q, k, v, rows, cols, output, lse, grad, grad_q, grad_k, grad_v, grad_rows, grad_cols, slots, *sizes,
-            **constants,
-        )  # fmt: skip
+    grad_rows, grad_cols = (lse.new_zeros((SLOTS.value, *t.shape) if relative else (1, 0)) for t in (rows, cols))
+    tensors = (q, k, v, rows, cols, output, lse, grad, grad_q, grad_k, grad_v, grad_rows, grad_cols)
+    _run(_backward_kernel, BACKWARD, tensors, plan, relative)
     of_tables = (g.sum(0).to(t.dtype) for g, t in ((grad_rows, rows), (grad_cols, cols)))
     return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *of_tables  # type: ignore[return-value]
 
