@@ -10,10 +10,10 @@ to the first model, eager to eager and compiled to compiled. "reference" runs ev
 import argparse
 
 import timm
-import torch
+from step_table import print_head, print_step
 
-import interlayer
-from interlayer.analysis import Setting, measure
+import interlayer  # noqa: F401  registers the models
+from interlayer.analysis import Setting
 
 
 def main() -> None:
@@ -25,9 +25,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled-only", action="store_true")
     arguments = parser.parse_args()
-    if arguments.device == "cuda":
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
-    print(f"{'model':24} {'':18}" + "".join(f" {what:>11} {'ratio':>6}" for what in ("step", "memory", "inference")))
+    print_head(arguments.device)
     for compiled in (True,) if arguments.compiled_only else (False, True):
         setting = Setting(
             arguments.batch_size, arguments.image_size, arguments.device, "bfloat16", True, compiled, arguments.steps
@@ -35,18 +33,8 @@ def main() -> None:
         first = None
         for name in arguments.models:
             for backend in ("auto",) if name == arguments.models[0] or compiled else ("auto", "reference"):
-                with interlayer.backend(backend):
-                    cost = measure(timm.create_model(name), setting)
+                cost = print_step(name, lambda name=name: timm.create_model(name), setting, first, backend)
                 first = first or cost
-                how = ("compiled" if compiled else "eager") + ("" if backend == "auto" else f", {backend}")
-                figures = [
-                    (cost.train_seconds * 1e3, "ms", cost.train_seconds / first.train_seconds),
-                    (cost.memory / 2**30, "GiB", cost.memory / first.memory),
-                    (cost.inference_seconds * 1e3, "ms", cost.inference_seconds / first.inference_seconds),
-                ]
-                columns = "".join(f" {value:7.2f} {unit:3} {ratio:6.3f}" for value, unit, ratio in figures)
-                print(f"{name:24} {how:18}{columns}", flush=True)
-                torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from .analysis import layer_scores, plot_layer_scores
 from .hosts import AttachError, attach, detach, load_backbone
+from .mechanisms import resize_halo
 from .models import CheckpointError, convert_checkpoint, list_models, load_weights, save_weights
 from .ops import backend
 
@@ -27,5 +28,6 @@ __all__ = [
     "load_backbone",
     "load_weights",
     "plot_layer_scores",
+    "resize_halo",
     "save_weights",
 ]

@@ -1,8 +1,13 @@
 """`interlayer tables`: the papers' figures beside ours."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla or halonet.")] = "mrla") -> None:
@@ -49,12 +54,41 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla or ha
                 _figure(row.top1, 1),
             )
             unexplained += [f"table {row.table}, {row.label}: {what}" for what in counted.unexplained]
-    Console(width=None if Console().is_terminal else 190).print(table)
+    console = Console(width=None if Console().is_terminal else 190)
+    console.print(table)
+    if paper == "halonet":
+        console.print(_scaling())
     if unexplained:
         for what in unexplained:
             typer.echo(f"interlayer: does not agree with the paper: {what}", err=True)
         raise typer.Exit(1)
     typer.echo(f"{len(rows)} rows: every figure that should agree does.")
+
+
+def _scaling() -> Table:
+    """Table 1 of the HaloNet paper, by its formulas and as run here."""
+    from rich.table import Table
+
+    from interlayer.analysis.attention_scaling import attention_scaling
+
+    table = Table(
+        title="Table 1 for one image of 32 x 32 pixels, 64 channels, b = 8, h = 3, k = 7",
+        caption="stored: elements of a copy of the keys; peak: beside the inputs, float32; fused: on a GPU",
+    )
+    table.add_column("way")
+    for column in ("stored, formula", "gathered", "FLOPs a pixel, formula", "counted", "peak, gathered", "peak, fused"):
+        table.add_column(column, justify="right")
+    for row in attention_scaling():
+        table.add_row(
+            row.way,
+            f"{row.elements:,}",
+            f"{row.stored:,}",
+            f"{row.flops_per_pixel:,}",
+            f"{row.counted:,.0f}",
+            f"{row.gathered_bytes / 2**20:.2f} MiB",
+            "" if row.fused_bytes is None else f"{row.fused_bytes / 2**20:.2f} MiB",
+        )
+    return table
 
 
 def _figure(value: float | None, decimals: int) -> str:

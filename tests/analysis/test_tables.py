@@ -26,7 +26,7 @@ def test_the_tables_are_there(counted):
     expected = {  # a model of each paper: its tables, and rows that agree in all that is printed
         "resnet152_mrla_light": ({"1", "4", "5", "7"}, 22),
         "resnet152_rla": ({"1", "2", "3", "6", "11", "13", "15"}, 61),
-        "halo_h7": ({"A2", "6"}, 11),
+        "halo_h7": ({"A2", "6", "C.1"}, 12),
     }
     tables, agreeing = next(expected[c.row.model] for c in counted if c.row.model in expected)
     assert {c.row.table for c in counted} == tables
@@ -46,3 +46,16 @@ def test_an_unexplained_difference_is_reported():
     assert CountedRow(row, 11.64, 1.86, 1.8).unexplained == ["parameters", "FLOPs"]
     with pytest.raises(ValueError, match="unknown paper 'rest', expected one of mrla, rla, halonet"):
         next(count_rows("rest"))
+
+
+def test_halonets_scaling_is_that_of_its_formulas():
+    """Table 1: what is stored and computed by each way is what its formula says, on a map of whole blocks."""
+    from interlayer.analysis.attention_scaling import attention_scaling
+
+    rows = {row.way: row for row in attention_scaling(size=16, channels=8, heads=2, block=4, halo=2)}
+    assert list(rows) == ["global", "per pixel windows", "SASA", "blocked local"]
+    for row in rows.values():
+        assert row.stored == row.elements, row.way
+        assert row.counted == row.flops_per_pixel, row.way
+    assert rows["blocked local"].elements == 16 * 64 * 8
+    assert rows["blocked local"].gathered_bytes > 2 * 4 * rows["blocked local"].elements  # keys and values, float32

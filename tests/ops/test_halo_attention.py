@@ -289,6 +289,20 @@ def test_it_is_an_operator_of_torchs(relative):
     torch.library.opcheck(halo._backward, (*given, *plan), test_utils=tests)
 
 
+def test_its_flops_are_counted():
+    """By torch's counter, the two products of attention forward and five backward; the positions' are not."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tensors, given = make(8, 8, d=4, e=6, block=4, halo=1, batch=1, dtype=torch.float32)
+    leaves = [t.requires_grad_() for t in tensors]
+    with backend("triton"), FlopCounterMode(display=False) as counter:
+        result = ops.halo_attention(*leaves, **given)
+        forward = counter.get_total_flops()
+        result.sum().backward()
+    assert forward == 2 * 64 * 36 * 2 * (4 + 6)
+    assert counter.get_total_flops() - forward == 2 * 64 * 36 * 2 * (3 * 4 + 2 * 6)
+
+
 REAL = [  # of stages of H1, H4 and H7: tiles large enough for a GPU's products of matrices
     {"height": 64, "width": 64, "heads": 4, "d": 16, "e": 16, "block": 8, "halo": 3},
     {"height": 64, "width": 64, "heads": 4, "d": 16, "e": 16, "block": 8, "halo": 3, "stride": 2},

@@ -30,3 +30,27 @@ def test_stochastic_depth_goes_to_those_that_have_it(mechanism):
     recipe = load_recipe("digits", model=f"resnet18+{mechanism}", drop_path_rate=0.1, attach_options={}, image_size=32)
     rates = [m.drop_prob for m in build_network(recipe, 10).modules() if type(m).__name__ == "DropPath"]
     assert len(rates) == (14 if mechanism == "mrla_light" else 7)
+
+
+def test_weights_of_other_blocks_start_a_halonet(tmp_path):
+    """Appendix E: the relative tables are interpolated, all else is taken over; nothing changes at the same size."""
+    options = {"depths": (1, 1, 1, 1), "num_classes": 10}
+    trained = timm.create_model("halo_h0", block=4, halo=1, **options)
+    interlayer.save_weights(trained, tmp_path / "trained.safetensors")
+
+    def start(block, halo):
+        recipe = load_recipe(
+            "digits", model="halo_h0", weights=str(tmp_path / "trained.safetensors"), image_size=32, attach_options={},
+            model_options={"depths": [1, 1, 1, 1], "block": block, "halo": halo},
+        )  # fmt: skip
+        return build_network(recipe, 10)
+
+    name = "stages.1.0.spatial.rel_rows"
+    table = trained.state_dict()[name]
+    larger = start(8, 2).state_dict()
+    assert larger[name].shape == (2 * 12 - 1, table.shape[1])
+    same = start(4, 1).state_dict()
+    for key, value in trained.state_dict().items():
+        assert torch.equal(same[key], value), key
+        assert ".rel_" in key or torch.equal(larger[key], value), key
+    torch.testing.assert_close(larger[name][[0, 11, 22]], table[[0, 5, 10]])  # the ends and the query's own row

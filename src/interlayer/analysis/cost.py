@@ -221,17 +221,24 @@ def _synchronize(device: str) -> None:
 
 def _peak_memory(step: Callable[[], None], model: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> int:
     if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.memory_allocated() + peak_bytes(step, device)
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
     optimizer.zero_grad(set_to_none=True)
-    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + peak_bytes(step, device)
+
+
+def peak_bytes(run: Callable[[], Any], device: str) -> int:
+    """The most bytes that `run` holds at once beside what was there before."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
     with _StorageTracker() as tracker:
-        step()
-    return held + tracker.peak
+        run()
+    return tracker.peak
 
 
 class _StorageTracker(TorchDispatchMode):

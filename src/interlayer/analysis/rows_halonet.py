@@ -1,4 +1,4 @@
-"""The parameters of Tables A2 and 6 of the HaloNet paper, as printed."""
+"""The parameters of Tables A2 and 6 of the HaloNet paper, as printed, and those its other descriptions give."""
 
 from __future__ import annotations
 
@@ -28,5 +28,7 @@ def halonet_rows() -> list[PaperRow]:
         PaperRow("6", "H4 (base 128)", "halo_h4_base128", 85, count="all", units=WHOLE),
         PaperRow("6", "H4 (base 128, 4x4 patch)", "halo_h4_base128_patch", 85, count="all", units=WHOLE),
         PaperRow("6", "H4 (base 128, Conv-12)", "halo_h4_base128_conv12", 87, count="all", units=WHOLE),
+        # counted from appendix C.1's description, not printed
+        PaperRow("C.1", "HaloNet-50", "halo_50", 18.019, count="all", units=Units(1e6, 1e9, 3, 1)),
     ]
     return rows

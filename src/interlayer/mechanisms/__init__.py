@@ -2,7 +2,7 @@
 
 from .broadcast import ContextBroadcast
 from .description import description_differences
-from .halo import HaloAttention2d, resize_halo
+from .halo import HaloAttention2d, fit_halo_tables, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from .rla import RLA
 
@@ -16,5 +16,6 @@ __all__ = [
     "MRLALight",
     "MRLALinear",
     "description_differences",
+    "fit_halo_tables",
     "resize_halo",
 ]

@@ -15,6 +15,7 @@ Deviations: none. The choices that the text leaves open are those of the operati
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -164,3 +165,29 @@ def resize_halo(model: nn.Module, *, block: int, halo: int) -> nn.Module:
     for layer in layers:
         layer.resize(block, halo)
     return model
+
+
+def fit_halo_tables(
+    model: nn.Module, tensors: Mapping[str, Tensor], descriptions: Mapping[str, dict[str, str]]
+) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
+    """Weights trained with another block, halo or image size, made to fit `model`: its tables are interpolated.
+
+    Args:
+        model: the network to be loaded.
+        tensors: its weights by name, tables of any size.
+        descriptions: what the file says of each mechanism. Block and halo are left out of what is returned.
+    """
+    fitted, kept = dict(tensors), dict(descriptions)
+    for path, module in model.named_modules():
+        if not isinstance(module, HaloAttention2d):
+            continue
+        for entry, across in (("rel_rows", True), ("rel_cols", True), ("abs_rows", False), ("abs_cols", False)):
+            name, own = f"{path}.{entry}", getattr(module, entry)
+            if own is None or name not in fitted or fitted[name].dim() != 2:
+                continue
+            table = fitted[name].t() if across else fitted[name]
+            size = own.shape[0] if across else own.shape[1]
+            fitted[name] = (_resized(table, size).t() if across else _resized(table, size)).contiguous()
+        if path in kept:
+            kept[path] = {key: value for key, value in kept[path].items() if key not in ("block", "halo")}
+    return fitted, kept

@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import hosts, models
 from ..hosts.probe import reason
+from ..mechanisms import fit_halo_tables
 from ..models.checkpoints import CheckpointError, check_description, read_checkpoint, unwrap
 from .batches import Preparation
 from .files import TrainingError
@@ -95,11 +96,13 @@ def check_size(network: nn.Module, name: str, size: int) -> None:
 def start_from(network: nn.Module, path: str) -> None:
     """Load weights from a file; those of a classifier of another number of classes are left as they are.
 
-    A file of a plain backbone also starts a network that something is attached to.
+    A file of a plain backbone also starts a network that something is attached to. Relative positions of local
+    attention are interpolated for another block and halo (HaloNet, appendix E).
     """
     state_dict, descriptions = read_checkpoint(path)
+    tensors, descriptions = fit_halo_tables(network, unwrap(state_dict), descriptions)
     check_description(descriptions, network)
-    tensors = hosts.as_wide_as(network, unwrap(state_dict))
+    tensors = hosts.as_wide_as(network, tensors)
     own = network.state_dict()
     head = {id(p) for p in _classifier(network).parameters()}
     head_names = {name for name, p in network.named_parameters() if id(p) in head}

@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from ..halo import HaloPlan, attend
 from . import INTERPRETED, TYPES, tile, why_not_here
@@ -431,6 +432,22 @@ def _backward(
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rel_rows: Any, rel_cols: Any, *rest: Any) -> tuple[Tensor, ...]:
     of_tables = (q.new_empty(0) if table is None else torch.empty_like(table) for table in (rel_rows, rel_cols))
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *of_tables
+
+
+@register_flop_formula(torch.ops.interlayer.halo_attention)
+def _flops(
+    q: Any, k: Any, v: Any, rows: Any, cols: Any, heads: int, block: int, halo: int, *plan: Any, **_: Any
+) -> int:
+    """Of q · k and of the weighted sum of values; shapes stand for the maps."""
+    return 2 * q[0] * q[2] * q[3] * (block + 2 * halo) ** 2 * (k[1] + v[1])
+
+
+@register_flop_formula(torch.ops.interlayer.halo_attention_backward)
+def _backward_flops(
+    grad: Any, q: Any, k: Any, v: Any, rows: Any, cols: Any, output: Any, lse: Any, *plan: Any, **_: Any
+) -> int:
+    """Of the weights once more and of four products."""
+    return 2 * q[0] * q[2] * q[3] * (plan[1] + 2 * plan[2]) ** 2 * (3 * k[1] + 2 * v[1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,0 +1,68 @@
+"""What a training step of a HaloNet costs, beside timm's.
+
+    python benchmarks/halo_step.py               # on a GPU: batch 256, 256 pixels, bfloat16, channels_last
+    python benchmarks/halo_step.py --models halonet50ts "halonet50ts, ours" --batch-size 64
+    python benchmarks/halo_step.py --models halo_h7 --image-size 600 --batch-size 32 --eager-only
+
+"halonet50ts, ours" is timm's halonet50ts with an attention of this library, of the same shape, in the place of each of
+its own. Times are medians of single steps (forward, backward, SGD with momentum), memory is the peak of a step; ratios
+are to the first model, eager to eager and compiled to compiled.
+"""
+
+import argparse
+
+import timm
+from step_table import print_head, print_step
+from timm.layers.halo_attn import HaloAttn
+from torch import nn
+
+from interlayer.analysis import Setting
+from interlayer.mechanisms import HaloAttention2d
+
+OURS = ", ours"
+
+
+def make_model(name: str) -> nn.Module:
+    model = timm.create_model(name.removesuffix(OURS))
+    if name.endswith(OURS):
+        for path, layer in list(model.named_modules()):
+            if isinstance(layer, HaloAttn):
+                attention = HaloAttention2d(
+                    layer.q.in_channels,
+                    layer.dim_out_v,
+                    qk_channels=layer.dim_out_qk,
+                    heads=layer.num_heads,
+                    block=layer.block_size,
+                    halo=layer.halo_size,
+                    stride=layer.block_stride,
+                )
+                model.set_submodule(path, attention)
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = ["halonet_h1", "halo_h1", "halonet50ts", f"halonet50ts{OURS}"]
+    parser.add_argument("--models", nargs="+", default=default)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--image-size", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--eager-only", action="store_true")
+    parser.add_argument("--compiled-only", action="store_true")
+    arguments = parser.parse_args()
+    print_head(arguments.device)
+    for compiled in (False, True):
+        if arguments.eager_only if compiled else arguments.compiled_only:
+            continue
+        setting = Setting(
+            arguments.batch_size, arguments.image_size, arguments.device, "bfloat16", True, compiled, arguments.steps
+        )
+        first = None
+        for name in arguments.models:
+            cost = print_step(name, lambda name=name: make_model(name), setting, first)
+            first = first or cost
+
+
+if __name__ == "__main__":
+    main()
