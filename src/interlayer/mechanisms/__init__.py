@@ -2,6 +2,7 @@
 
 from .broadcast import ContextBroadcast
 from .description import description_differences
+from .emsa import EfficientAttention, PixelAttention
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from .rla import RLA
@@ -10,11 +11,13 @@ __all__ = [
     "MLA",
     "RLA",
     "ContextBroadcast",
+    "EfficientAttention",
     "HaloAttention2d",
     "LayerAttention",
     "MRLABase",
     "MRLALight",
     "MRLALinear",
+    "PixelAttention",
     "description_differences",
     "fit_halo_tables",
     "resize_halo",

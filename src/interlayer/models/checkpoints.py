@@ -34,6 +34,16 @@ PUBLISHED_NAMES = (
     (r"\.mrla\.normx\.", ".mrla.norm_in."),
     (r"\.mrla\.normo\.", ".mrla.norm_previous."),
 )
+PUBLISHED_REST = (
+    (r"^stem\.pos\.pa_conv\.", "stages.0.embed.position.conv."),
+    (r"^stem\.(conv|norm)(\d)\.", lambda found: f"stem.{3 * int(found[2]) - (3 if found[1] == 'conv' else 2)}."),
+    (r"^patch_embed_(\d)\.pos\.pa_conv\.", lambda found: f"stages.{int(found[1]) - 1}.embed.position.conv."),
+    (r"^patch_embed_(\d)\.", lambda found: f"stages.{int(found[1]) - 1}.embed."),
+    (r"^stage(\d)\.", lambda found: f"stages.{int(found[1]) - 1}."),
+    (r"\.attn\.sr\.", ".attn.shrink."),
+    (r"\.attn\.sr_norm\.", ".attn.norm."),
+    (r"\.attn\.transform_conv\.", ".attn.mix."),
+)
 
 
 class CheckpointError(ValueError):
@@ -121,8 +131,9 @@ def check_description(recorded: Mapping[str, dict[str, str]], model: nn.Module) 
 
 def _renamed(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
+    names: Any = PUBLISHED_REST if "patch_embed_2.pos.pa_conv.weight" in source else PUBLISHED_NAMES
     for name, tensor in source.items():
-        for pattern, replacement in PUBLISHED_NAMES:
+        for pattern, replacement in names:
             name = re.sub(pattern, replacement, name)
         if "layer1.0.conv1.weight" in target:  # a ResNet: published MRLA-base counts stages from 0
             name = re.sub(r"^stages\.(\d)\.", lambda found: f"layer{int(found[1]) + 1}.", name)

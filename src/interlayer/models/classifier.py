@@ -88,6 +88,10 @@ class StagedClassifier(Classifier):
     def last_activation(self, x: Tensor) -> Tensor:
         return self.norm(x).relu()
 
+    def feature_of(self, index: int, x: Tensor) -> Tensor:
+        """What a detector reads of the stage `index`, whose output is x."""
+        return x
+
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for stage in self.stages:
@@ -115,7 +119,7 @@ class StagedClassifier(Classifier):
             x = self._run_stage(stage, x)
             finished = index == self.depth - 1
             if index in take:
-                intermediates.append(self.last_activation(x) if norm and finished else x)
+                intermediates.append(self.last_activation(x) if norm and finished else self.feature_of(index, x))
         if intermediates_only:
             return intermediates
         return (self.last_activation(x) if finished else x), intermediates

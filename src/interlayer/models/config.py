@@ -48,14 +48,14 @@ def cifar_config(**changes: Any) -> dict[str, Any]:
     )
 
 
-def register_cifar(name: str, network: type[nn.Module], options: dict[str, Any]) -> None:
-    """Make timm know a network for small images, of three stages of features."""
+def register_network(name: str, network: type[nn.Module], options: dict[str, Any], *, stages: int) -> None:
+    """Make timm know a network of our own, whose features are those of its `stages`."""
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        feature_cfg = {"out_indices": (0, 1, 2), "feature_cls": "getter"}
+        feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}
         return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **{**options, **kwargs})
 
     entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__doc__ = f"{network.__name__} for 32-pixel images with {options}."
+    entrypoint.__doc__ = f"{network.__name__} with {options}."
     entrypoint.__module__ = network.__module__  # timm looks for `default_cfgs` there
     register_model(entrypoint)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ..mechanisms.description import record_description
 from .classifier import StagedClassifier
-from .config import cifar_config, register_cifar
+from .config import cifar_config, register_network
 
 Sharing = Literal["lag", "ordinal"]
 
@@ -182,4 +182,4 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 default_cfgs = {name: cifar_config(first_conv="stem.conv") for name in FORMS}
 for _name, _options in FORMS.items():
-    register_cifar(_name, DenseNetBC, _options)
+    register_network(_name, DenseNetBC, _options, stages=3)

@@ -24,12 +24,11 @@ from typing import Any, Literal
 
 import torch
 from timm.layers import DropPath, SqueezeExcite, get_act_layer
-from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from ..mechanisms.halo import HaloAttention2d
 from .classifier import StagedClassifier
-from .config import default_config
+from .config import default_config, register_network
 
 WIDTHS = (64, 128, 256, 512)
 HEADS = (4, 8, 8, 8)
@@ -251,15 +250,5 @@ default_cfgs = {
 }
 
 
-def _register(name: str, options: dict[str, Any]) -> None:
-    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        feature_cfg = {"out_indices": (0, 1, 2, 3), "feature_cls": "getter"}
-        return build_model_with_cfg(HaloNet, name, pretrained, feature_cfg=feature_cfg, **{**options, **kwargs})
-
-    entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__doc__ = f"HaloNet with {options}."
-    register_model(entrypoint)
-
-
 for _name, _options in MODELS.items():
-    _register(_name, _options)
+    register_network(_name, HaloNet, _options, stages=4)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
 from .classifier import StagedClassifier
-from .config import cifar_config, register_cifar
+from .config import cifar_config, register_network
 
 
 class PreActBlock(PartedBlock):
@@ -144,4 +144,4 @@ DEPTHS: dict[str, dict[str, Any]] = {
 }
 default_cfgs = {name: cifar_config(first_conv="stem.0") for name in DEPTHS}
 for _name, _options in DEPTHS.items():
-    register_cifar(_name, PreActResNet, _options)
+    register_network(_name, PreActResNet, _options, stages=3)

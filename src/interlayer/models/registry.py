@@ -5,12 +5,12 @@ from fnmatch import fnmatchcase
 
 import timm
 
-from . import cb, ceit, densenet, halonet, mrla, preresnet, rla, xception  # noqa: F401  cb, mrla, rla fill ROWS
+from . import cb, ceit, densenet, halonet, mrla, preresnet, rest, rla, xception  # noqa: F401  cb, mrla, rla fill ROWS
 from .rows import ROWS
 
 NETWORKS = {
     name: config
-    for module in (ceit, preresnet, xception, densenet, halonet)
+    for module in (ceit, preresnet, xception, densenet, halonet, rest)
     for name, config in module.default_cfgs.items()
 }
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
 from .classifier import StagedClassifier
-from .config import cifar_config, register_cifar
+from .config import cifar_config, register_network
 
 
 class SeparableConv(nn.Module):
@@ -144,4 +144,4 @@ class XceptionThin(StagedClassifier):
 
 
 default_cfgs = {"xception_cifar": cifar_config(first_conv="stem.0")}
-register_cifar("xception_cifar", XceptionThin, {})
+register_network("xception_cifar", XceptionThin, {}, stages=3)

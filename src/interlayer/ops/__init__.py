@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from .dispatch import backend, backends, choose_from_environment
 from .halo import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
+from .mixed_attention import attention, mixed_attention
 from .recurrence import pointwise, residual_end
 
 if find_spec("triton") is not None:  # not on every platform that torch runs on
@@ -14,6 +15,7 @@ if find_spec("triton") is not None:  # not on every platform that torch runs on
 choose_from_environment()
 
 __all__ = [
+    "attention",
     "backend",
     "backends",
     "depthwise_value",
@@ -21,6 +23,7 @@ __all__ = [
     "layer_attention",
     "light_attention",
     "linear_recurrence",
+    "mixed_attention",
     "pointwise",
     "residual_end",
 ]

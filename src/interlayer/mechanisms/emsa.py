@@ -1,0 +1,89 @@
+"""Efficient multi-head self-attention, and attention by pixel as a position encoding.
+
+Paper: ResT: An Efficient Transformer for Visual Recognition, NeurIPS 2021, appendix A.2 to A.4. For tokens x of a map,
+
+    q = W_q x                                        from all tokens
+    k, v = W_k y, W_v y,  y = LN(DWConv(x))          from the map shrunk by s: kernel s + 1, stride s, padding s // 2
+    one head:    o = softmax(q kᵀ / sqrt(d)) v
+    more heads:  o_j = IN(softmax(sum over i of M[j, i] q_i k_iᵀ / sqrt(d) + bias_j)) v_j
+    result = W_o o
+
+    x        [B, H W, C], the tokens of an H x W map, row by row
+    result   [B, H W, C]
+
+`reduction=1` leaves the map as it is. `mixing=False` gives plain multi-head self-attention, the "MSA" of the appendix's
+Table 1. Positions are an attention of each pixel to itself, x ⊙ sigmoid(g(x)), where g is a depthwise convolution.
+Appendix A.4's group linear layer with as many groups as channels is the depthwise convolution of kernel 1.
+
+Deviations: none.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import ops
+
+Grid = tuple[int, int]
+
+
+class EfficientAttention(nn.Module):
+    """EMSA.
+
+    Args:
+        channels: C.
+        heads: number of heads.
+        reduction: s.
+        mixing: whether heads mix their scores and are normalised, where there is more than one.
+        proj_drop: dropout behind the last linear layer.
+    """
+
+    def __init__(
+        self, channels: int, heads: int = 8, *, reduction: int = 1, mixing: bool = True, proj_drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        if channels % heads:
+            raise ValueError(f"channels must be divisible by heads, got {channels} and {heads}")
+        self.heads = heads
+        self.reduction = reduction
+        self.scale = (channels // heads) ** -0.5
+        self.q = nn.Linear(channels, channels)
+        self.kv = nn.Linear(channels, 2 * channels)
+        self.proj = nn.Linear(channels, channels)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.shrink: nn.Conv2d | None = None
+        self.norm: nn.LayerNorm | None = None
+        if reduction > 1:
+            self.shrink = nn.Conv2d(
+                channels, channels, reduction + 1, stride=reduction, padding=reduction // 2, groups=channels
+            )
+            self.norm = nn.LayerNorm(channels)
+        self.mix = nn.Conv2d(heads, heads, 1) if mixing and heads > 1 else None
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        source = x
+        if self.shrink is not None and self.norm is not None:
+            shrunk = self.shrink(x.transpose(1, 2).unflatten(2, grid))
+            source = self.norm(shrunk.flatten(2).transpose(1, 2))
+        q = self.q(x)
+        k, v = self.kv(source).chunk(2, -1)
+        if self.mix is None:
+            attended = ops.attention(q, k, v, heads=self.heads, scale=self.scale)
+        else:
+            mix = self.mix.weight.flatten(1)
+            attended = ops.mixed_attention(q, k, v, mix, self.mix.bias, heads=self.heads, scale=self.scale)
+        return self.proj_drop(self.proj(attended))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, reduction={self.reduction}, mixing={self.mix is not None}"
+
+
+class PixelAttention(nn.Module):
+    """x ⊙ sigmoid(g(x)) of a map [B, C, H, W]: 3x3 depthwise as published, kernel_size=1 for the group linear layer."""
+
+    def __init__(self, channels: int, kernel_size: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.conv(x).sigmoid()
