@@ -9,7 +9,7 @@ run: $(VENV)/.run
 	$(BIN)/interlayer compare
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

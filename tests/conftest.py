@@ -1,4 +1,4 @@
-"""What every test shares: two threads, a fixed seed, and where to find files that are not part of the project."""
+"""What every test shares: threads, a fixed seed, and where to find files that are not part of the project."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is defined: they run on the CPU where asked for
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # two workers share two cores
 
 
 @pytest.fixture(autouse=True)

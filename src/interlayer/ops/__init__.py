@@ -10,6 +10,7 @@ from .recurrence import pointwise, residual_end
 
 if find_spec("triton") is not None:  # not on every platform that torch runs on
     from ._triton import halo as _fused_halo  # noqa: F401  adds itself to its operation
+    from ._triton import mixed_attention as _fused_mixed_attention  # noqa: F401
     from ._triton import residual_end as _fused_residual_end  # noqa: F401
 
 choose_from_environment()

@@ -1,0 +1,144 @@
+"""Were these wrong, ResT's heads would mix or be normalised otherwise than its attention says."""
+
+import pytest
+import torch
+from torch import nn
+
+from interlayer import backend, ops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNELS = ["affine", "triton"]
+
+
+def make(queries=11, keys=7, heads=3, d=6, batch=2, dtype=torch.float64, joined=False):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+
+    width = heads * d
+    q = draw(batch, queries, width)
+    k, v = draw(batch, keys, 2 * width).chunk(2, -1) if joined else (draw(batch, keys, width), draw(batch, keys, width))
+    return [q, k, v, draw(heads, heads), draw(heads)], {"heads": heads, "scale": d**-0.5}
+
+
+def run(name, tensors, options):
+    leaves = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
+    with backend(name):
+        result = ops.mixed_attention(*leaves, **options)
+    generator = torch.Generator().manual_seed(1)
+    result.backward(torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result))
+    return {"result": result.detach()} | {
+        n: t.grad for n, t in zip(("q", "k", "v", "mix", "bias"), leaves, strict=True)
+    }
+
+
+def test_the_reference_is_the_published_arrangement():
+    """Convolution over heads, softmax, instance norm as torch's own modules."""
+    (q, k, v, mix, bias), options = make()
+    conv, norm = nn.Conv2d(3, 3, 1).double().to(DEVICE), nn.InstanceNorm2d(3).double().to(DEVICE)
+    with torch.no_grad():
+        conv.weight.copy_(mix[..., None, None])
+        conv.bias.copy_(bias)
+    split = [t.reshape(2, -1, 3, 6).permute(0, 2, 1, 3) for t in (q, k, v)]
+    weights = norm((conv(split[0] @ split[1].transpose(2, 3) * 6**-0.5)).softmax(-1))
+    expected = (weights @ split[2]).transpose(1, 2).reshape(2, 11, 18)
+    with backend("reference"):
+        torch.testing.assert_close(ops.mixed_attention(q, k, v, mix, bias, **options), expected)
+
+
+SHAPES = [
+    {},
+    {"queries": 1, "keys": 2, "heads": 2, "d": 1},
+    {"queries": 70, "keys": 5, "heads": 2, "d": 8, "joined": True},
+    {"queries": 9, "keys": 67, "heads": 2, "d": 4},
+    {"queries": 16, "keys": 16, "heads": 4, "d": 33, "batch": 1},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_values_and_gradients(name, shape):
+    """In float64: fewer and more tokens than a tile, keys and values of one projection, every gradient."""
+    single = name == "triton" and DEVICE == "cuda"
+    tensors, options = make(**shape)
+    expected = run("reference", tensors, options)
+    found = run(name, [t.float() for t in tensors] if single else tensors, options)
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if single else {"rtol": 1e-7, "atol": 1e-9}
+    for what, value in found.items():
+        torch.testing.assert_close(value.double(), expected[what], msg=lambda m, w=what: f"{w}: {m}", **tolerance)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)])
+def test_lower_precisions(name, dtype, tolerance):
+    tensors, options = make(20, 49, heads=2, d=16, dtype=dtype)
+    expected = run("reference", [t.double() for t in tensors], options)
+    for what, value in run(name, tensors, options).items():
+        if what != "bias":  # zero but for rounding
+            error = (value.double() - expected[what]).norm() / expected[what].norm()
+            assert error < tolerance, f"{what}: {error:.1e}"
+
+
+def test_the_bias_changes_nothing():
+    """It is the same for a whole row of scores; its gradient is there, and zero."""
+    tensors, options = make()
+    moved = [*tensors[:4], tensors[4] + 3]
+    for name in ("reference", *KERNELS):
+        single = name == "triton" and DEVICE == "cuda"
+        one, other = (run(name, [t.float() for t in ts] if single else ts, options) for ts in (tensors, moved))
+        torch.testing.assert_close(one["result"], other["result"])
+        assert one["bias"].abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_bad_input_is_named(name):
+    (q, k, v, mix, bias), options = make(dtype=torch.float32)
+    with backend(name), pytest.raises(ValueError, match=r"expected weights over heads of \(3, 3\), got \(2, 2\)"):
+        ops.mixed_attention(q, k, v, mix[:2, :2], bias, **options)
+    with backend(name), pytest.raises(ValueError, match="expected queries"):
+        ops.mixed_attention(q, k[:, :, :6], v[:, :, :6], mix, bias, **options)
+
+
+def test_limits_of_the_kernel_are_said():
+    (q, k, v, mix, bias), options = make(dtype=torch.float32)
+    with backend("triton"), pytest.raises(ValueError, match="one floating-point type"):
+        ops.mixed_attention(q.half(), k, v, mix, bias, **options)
+    with backend("triton"), pytest.raises(ValueError, match="one after another"):
+        ops.mixed_attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, mix, bias, **options)
+    wide, options = make(heads=1, d=130, dtype=torch.float32)
+    with backend("triton"), pytest.raises(ValueError, match="at most 128 channels, got 130"):
+        ops.mixed_attention(*wide, **options)
+
+
+def test_it_is_an_operator_of_torchs():
+    from interlayer.ops._triton import mixed_attention as kernels
+
+    (q, k, v, mix, _), options = make(5, 4, heads=2, d=2, dtype=torch.float32)
+    leaves = [t.requires_grad_() for t in (q, k, v, mix)]
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(kernels._forward, (*leaves, *options.values()), test_utils=tests)
+    outputs = kernels._forward(*leaves, *options.values())
+    given = [t.detach() for t in (outputs[0], outputs[1], *leaves, *outputs)]
+    torch.library.opcheck(kernels._backward, (*given, *options.values()), test_utils=tests)
+
+
+@pytest.mark.parametrize("name", ["reference", "fused"])
+def test_plain_attention(name):
+    (q, k, v, *_), options = make()
+    split = [t.unflatten(2, (3, -1)).transpose(1, 2) for t in (q, k, v)]
+    expected = nn.functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+    with backend(name):
+        torch.testing.assert_close(ops.attention(q, k, v, **options), expected)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="too large for the interpreter")
+@pytest.mark.parametrize(("queries", "heads", "d"), [(784, 2, 64), (196, 4, 64), (49, 8, 64), (196, 4, 96)])
+def test_real_sizes(queries, heads, d):
+    """Those of ResT at 224 pixels, in bfloat16, four times over."""
+    tensors, options = make(queries, 49, heads, d, dtype=torch.bfloat16, joined=True)
+    expected = run("affine", [t.float() for t in tensors], options)
+    for _ in range(4):
+        for what, value in run("triton", tensors, options).items():
+            error = (value.float() - expected[what]).norm() / (expected[what].norm() + 1e-6)
+            assert error < 5e-2 or what == "bias", f"{what}: {error:.1e}"
