@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla or halonet.")] = "mrla") -> None:
+def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halonet, cb or rest.")] = "mrla") -> None:
     """Print a paper's parameters and FLOPs beside those counted here; exit 1 if a row that should agree does not.
 
     Parameters and multiply-adds in the paper's units: millions and billions, which RLA's ImageNet tables count as 2^20
-    and 2^30. The FLOPs compared are counted by the papers' convention; those of torch's own counter are shown. A figure
-    marked * is one that no reading reproduces: docs/deviations.md says what was tried.
+    and 2^30. The FLOPs compared are counted by the papers' convention, CB's by torch's own counter, which is shown for
+    all. A figure marked * is one that no reading reproduces: docs/deviations.md says what was tried.
 
     Example: `interlayer tables rla`
     """
@@ -49,7 +49,7 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla or ha
                 _difference(row.parameters, counted.parameters, counted.parameters_agree, row.parameters_differ),
                 _figure(row.flops, units.flop_decimals),
                 _figure(counted.flops, 3),
-                _difference(row.flops, counted.flops, counted.flops_agree, row.flops_differ),
+                _difference(row.flops, counted.compared_flops, counted.flops_agree, row.flops_differ),
                 _figure(counted.torch_flops, 3),
                 _figure(row.top1, 1),
             )

@@ -6,7 +6,7 @@ from interlayer.analysis.paper_row import CountedRow, PaperRow
 from interlayer.analysis.tables import count_rows
 
 
-@pytest.fixture(scope="module", params=["mrla", pytest.param("rla", marks=pytest.mark.slow), "halonet"])
+@pytest.fixture(scope="module", params=["mrla", pytest.param("rla", marks=pytest.mark.slow), "halonet", "cb", "rest"])
 def counted(request):
     return list(count_rows(request.param))
 
@@ -27,6 +27,8 @@ def test_the_tables_are_there(counted):
         "resnet152_mrla_light": ({"1", "4", "5", "7"}, 22),
         "resnet152_rla": ({"1", "2", "3", "6", "11", "13", "15"}, 61),
         "halo_h7": ({"A2", "6", "C.1"}, 12),
+        "deit_base_cb": ({"1", "5", "11"}, 15),
+        "rest_large": ({"1", "body"}, 1),
     }
     tables, agreeing = next(expected[c.row.model] for c in counted if c.row.model in expected)
     assert {c.row.table for c in counted} == tables

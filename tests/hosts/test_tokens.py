@@ -7,7 +7,7 @@ import timm
 import torch
 
 import interlayer
-from interlayer.mechanisms import ContextBroadcast
+from interlayer.mechanisms import ContextBroadcast, UniformHeadAttention
 
 VIT = {"img_size": 32, "patch_size": 8, "depth": 4, "num_classes": 5}
 
@@ -114,3 +114,54 @@ def test_what_is_no_transformer_is_refused():
     model = interlayer.attach(vit(), "cb")
     with pytest.raises(interlayer.AttachError, match="already has context broadcasting"):
         interlayer.attach(model, "cb")
+
+
+def test_gradients_go_through_it_as_tokens_do():
+    """Eq. 1 is its own transpose: the written-out backward pass must be autograd's, also the second time."""
+    x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(ContextBroadcast(), (x,))
+    assert torch.autograd.gradgradcheck(ContextBroadcast(), (x,))
+    compiled = torch.compile(ContextBroadcast(), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), 0.5 * x + 0.5 * x.mean(1, keepdim=True))
+
+
+def test_the_half_folds_into_the_last_linear_layer():
+    """With its weights halved, broadcasting adds the mean: the same function (whether it pays is another question)."""
+    mlp = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)).double()
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    expected = ContextBroadcast()(mlp(x))
+    with torch.no_grad():
+        mlp[-1].weight.mul_(0.5)
+        mlp[-1].bias.mul_(0.5)
+    torch.testing.assert_close(mlp(x) + mlp(x).mean(1, keepdim=True), expected)
+
+
+@pytest.mark.parametrize("where", ["head", "wide_head", "extra_head"])
+def test_a_uniform_head(where):
+    """Table 1: against the attention written out, head by head, with the trained weights that are kept."""
+    plain = vit().eval()
+    model = interlayer.attach(copy.deepcopy(plain), "cb", where=where, blocks="all").eval()
+    layers = [m for m in model.modules() if isinstance(m, UniformHeadAttention)]
+    assert len(layers) == 4
+    old = plain.blocks[0].attn  # 3 heads of 64 channels
+    x = torch.randn(2, 17, 192)
+    q, k, v = old.qkv(x).reshape(2, 17, 3, 3, 64).permute(2, 0, 3, 1, 4)
+    outputs = [torch.softmax(q[:, h] @ k[:, h].transpose(1, 2) / 8, -1) @ v[:, h] for h in range(3)]
+    if where != "extra_head":
+        outputs[2] = v[:, 2].mean(1, keepdim=True).expand(-1, 17, -1)
+    torch.testing.assert_close(layers[0](x), old.proj(torch.cat(outputs, -1)))  # an extra head starts as nothing
+    added = sum(p.numel() for p in layers[0].parameters()) - sum(p.numel() for p in old.parameters())
+    assert added == {"head": -2 * 193 * 64, "wide_head": 0, "extra_head": 2 * 192 * 64 + 64}[where]
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert all(p.grad is not None for p in layers[-1].parameters())
+    image = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(interlayer.detach(model)(image), plain(image))
+
+
+def test_uniform_heads_are_refused_where_they_do_not_fit():
+    with pytest.raises(interlayer.AttachError, match="no scaled form"):
+        interlayer.attach(vit(), "cb", where="head", scaled=True)
+    with pytest.raises(interlayer.AttachError, match="where timm's plain Attention was expected"):
+        interlayer.attach(timm.create_model("mixer_s32_224", img_size=64), "cb", where="head")
+    with pytest.raises(interlayer.AttachError, match="norms, a gate or dropout"):
+        interlayer.attach(timm.create_model("vit_tiny_patch16_224", **VIT, qk_norm=True), "cb", where="extra_head")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,11 +55,25 @@ def count_flops_both_ways(model: nn.Module, image_size: int | tuple[int, int] | 
     with (
         evaluating(model),
         torch.no_grad(),
+        _frozen(model),
         FlopCounterMode(display=False) as counter,
         _PaperCounter() as paper,
     ):
         model(image)
     return paper.total, counter.get_total_flops() // 2
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for a gradient: torch's counter fails on modules that are handed one that does (PiT's)."""
+    asking = [p for p in model.parameters() if p.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
 
 
 class _PaperCounter(TorchFunctionMode):

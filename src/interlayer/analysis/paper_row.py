@@ -29,7 +29,9 @@ class PaperRow:
         flops: printed multiply-adds, in `units`; None where none are printed that could be compared.
         top1: printed accuracy in percent, shown and not compared.
         options: options of `timm.create_model`; `attention` gives options of `interlayer.attach` that the row changes.
-        count: whether the printed parameters count those of "layers", "all", or also the moving statistics of norms.
+        count: whether the printed parameters count those of "layers", "all", also the moving statistics of norms, or
+            all but those of LayerNorms.
+        flop_count: whether the printed FLOPs are counted by the papers' convention or by torch's counter.
         image_size: the input's size where it is not the usual one.
         units: what the figures are in.
         parameters_differ, flops_differ: why the figure is not compared, where it is not.
@@ -43,7 +45,8 @@ class PaperRow:
     top1: float | None = None
     attention: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    count: Literal["layers", "all", "with_statistics"] = "layers"
+    count: Literal["layers", "all", "with_statistics", "without_layer_norms"] = "layers"
+    flop_count: Literal["paper", "torch"] = "paper"
     image_size: int | None = None
     units: Units = Units()
     parameters_differ: str = ""
@@ -64,8 +67,13 @@ class CountedRow:
         return _agrees(self.row.parameters, self.parameters, self.row.units.parameter_decimals)
 
     @property
+    def compared_flops(self) -> float | None:
+        """By the convention that the row is printed in."""
+        return self.flops if self.row.flop_count == "paper" else self.torch_flops
+
+    @property
     def flops_agree(self) -> bool:
-        return _agrees(self.row.flops, self.flops, self.row.units.flop_decimals)
+        return _agrees(self.row.flops, self.compared_flops, self.row.units.flop_decimals)
 
     @property
     def unexplained(self) -> list[str]:

@@ -12,11 +12,19 @@ from torch import nn
 from .. import models  # noqa: F401  registers the models with timm
 from .cost import count_flops_both_ways, count_parameters
 from .paper_row import CountedRow, PaperRow
+from .rows_cb import cb_rows
 from .rows_halonet import halonet_rows
 from .rows_mrla import mrla_rows
+from .rows_rest import rest_rows
 from .rows_rla import rla_rows
 
-TABLES: dict[str, Callable[[], list[PaperRow]]] = {"mrla": mrla_rows, "rla": rla_rows, "halonet": halonet_rows}
+TABLES: dict[str, Callable[[], list[PaperRow]]] = {
+    "mrla": mrla_rows,
+    "rla": rla_rows,
+    "halonet": halonet_rows,
+    "cb": cb_rows,
+    "rest": rest_rows,
+}
 
 
 def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[CountedRow]:
@@ -50,6 +58,8 @@ def _count(row: PaperRow) -> tuple[dict[str, int], int, int]:
         model = timm.create_model(row.model, **options)
     parameters = {"all": count_parameters(model), "layers": count_parameters(model, layers_only=True)}
     parameters["with_statistics"] = parameters["all"] + _statistics(model)
+    norms = (module for module in model.modules() if isinstance(module, nn.LayerNorm))
+    parameters["without_layer_norms"] = parameters["all"] - sum(count_parameters(norm) for norm in norms)
     return parameters, *count_flops_both_ways(model, row.image_size)
 
 

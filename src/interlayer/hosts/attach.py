@@ -19,7 +19,8 @@ from .carry import AttachedBlock, Extended, restore
 from .inside import has_gates, has_rla, own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
 from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
-from .spatial import place_halo, replaced_layers, take_out_halo
+from .replace import replaced_layers
+from .spatial import local_attentions, place_halo, take_out_halo
 from .stages import Stages
 from .tokens import broadcasting_parts, place_cb, take_out_cb
 
@@ -36,7 +37,7 @@ class Kind:
 BEHIND = Kind("layer attention", has_layer_attention, take_out_layer_attention)
 STATEFUL = Kind("recurrent layer aggregation", has_rla, take_out_rla)
 ON_BRANCH = Kind("attention on the branch", has_gates, take_out_gates)
-SPATIAL = Kind("local attention", replaced_layers, take_out_halo)
+SPATIAL = Kind("local attention", local_attentions, take_out_halo)
 BROADCAST = Kind("context broadcasting", broadcasting_parts, take_out_cb)
 KINDS = (BEHIND, STATEFUL, ON_BRANCH, SPATIAL, BROADCAST)
 
@@ -105,7 +106,8 @@ def attach(
                 width.
             drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
             Of "halo": stages (here numbers from 1), last, block, halo, channels_per_head.
-            Of "cb": where ("end", "middle", "front", "attention", "both"), blocks ("upper", "all"), scaled.
+            Of "cb": where ("end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"), blocks
+            ("upper", "all"), scaled.
             Of "rla": state_channels, variant ("v1" to "v6", "postact", "convlstm", ...) and those of
             `interlayer.mechanisms.RLA`.
 

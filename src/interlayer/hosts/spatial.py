@@ -10,9 +10,8 @@ from torch import nn
 from ..mechanisms.halo import HaloAttention2d, Position
 from .layout import Grid
 from .probe import AttachError, match, probe_image
+from .replace import put_back, replace, replaced_layers
 from .stages import record_calls
-
-REPLACED = "interlayer_replaced"  # attribute of a layer that stands where another stood: that one, out of torch's sight
 
 
 def place_halo(
@@ -52,9 +51,7 @@ def place_halo(
     made = [_attention(*entry, block, halo, channels_per_head, position, centered) for entry in found]
     for (_, path, conv, _), layer in zip(found, made, strict=True):
         match(layer, conv)
-        layer.__dict__[REPLACED] = (conv,)
-        parent, _, child = path.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
+        replace(model, path, layer)
 
 
 def _attention(
@@ -85,18 +82,14 @@ def _attention(
     )  # fmt: skip
 
 
-def replaced_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Name and module of every layer that stands where a convolution stood."""
-    return [(name, module) for name, module in model.named_modules() if REPLACED in module.__dict__]
+def local_attentions(model: nn.Module) -> list[tuple[str, Any]]:
+    """Name and module of every local attention that stands where a convolution stood."""
+    return [(name, layer) for name, layer in replaced_layers(model) if isinstance(layer, HaloAttention2d)]
 
 
 def take_out_halo(model: nn.Module) -> None:
     """Undo `place_halo`: the convolutions come back as they were."""
-    for path, layer in replaced_layers(model):
-        (conv,) = layer.__dict__[REPLACED]
-        conv.to(next(layer.parameters()).device)
-        parent, _, child = path.rpartition(".")
-        setattr(model.get_submodule(parent), child, conv)
+    put_back(model, HaloAttention2d)
 
 
 def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple[int, str, nn.Conv2d, tuple[int, int]]]:

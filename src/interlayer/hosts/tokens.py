@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
-from ..mechanisms.broadcast import ContextBroadcast
+from ..mechanisms.broadcast import ContextBroadcast, UniformHead, UniformHeadAttention
 from ..mechanisms.description import expect_choice
 from .carry import Extended, extend, release_from, restore
 from .layout import Grid
 from .probe import AttachError, evaluating, match, probe_image
+from .replace import put_back, replace, replaced_layers
 from .stages import find_chains
 
 SLOT = "cb"  # the name under which a part of a block holds its broadcast
-Where = Literal["end", "middle", "front", "attention", "both"]
+Where = Literal["end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"]
+HEADS = ("head", "wide_head", "extra_head")
 PARTS = {  # of a block, by the names timm's transformers and mixers give them
     "end": ("mlp", "mlp_channels"),
     "front": ("mlp", "mlp_channels"),
@@ -50,12 +53,13 @@ def place_cb(
     Args:
         model: a transformer or mixer of timm's.
         where: at the "end", in the "middle" or at the "front" of the MLP, after the "attention", or "both" after the
-            attention and at the end of the MLP.
+            attention and at the end of the MLP. Or as a uniform head of the attention (Table 1): in the place of a
+            "head", as a "wide_head" with as many parameters as before, or as an "extra_head".
         blocks: the "upper" half of them, or "all".
         scaled: CB_S, with one parameter for each channel.
         spare_pyramid: leave out the last block of every stage, whose features a detector's pyramid reads (section 4.4).
     """
-    expect_choice("where", where, ("end", "middle", "front", "attention", "both"))
+    expect_choice("where", where, ("end", "middle", "front", "attention", "both", *HEADS))
     expect_choice("blocks", blocks, ("upper", "all"))
     name = type(model).__name__
     chains = find_chains(model, image_size)
@@ -66,6 +70,11 @@ def place_cb(
     chosen = [entry for entry in chosen if not (spare_pyramid and entry[1])]
     if not chosen:
         raise AttachError(f"{name} has no block left to broadcast in: every one ends a stage")
+    if where in HEADS:
+        if scaled:
+            raise AttachError(f"where={where!r} is a head of the attention, which has no scaled form")
+        _place_heads(model, [block for block, _ in chosen], where, name)  # type: ignore[arg-type]
+        return
     places = ["attention", "end"] if where == "both" else [where]
     parts = [(_part(block, place, name), place) for block, _ in chosen for place in places]
     widths = _widths(model, [part for part, _ in parts], image_size) if scaled else {}
@@ -76,6 +85,28 @@ def place_cb(
         part.interlayer_before = place == "front"  # type: ignore[assignment]
         extend(part, Broadcasting)
     release_from(model, [block.name for block, _ in chosen])
+
+
+def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: str) -> None:
+    made = []
+    for block in blocks:
+        attention: Any = getattr(block.module, "attn", None)
+        if type(attention) is not Attention:
+            raise AttachError(
+                f"{block.name} of {name} has {type(attention).__name__} where timm's plain Attention was expected"
+            )
+        plain = all(isinstance(getattr(attention, part, None), nn.Identity) for part in ("q_norm", "k_norm", "norm"))
+        if not plain or getattr(attention, "gate", None) is not None or attention.attn_drop.p or attention.proj_drop.p:
+            raise AttachError(f"the attention of {block.name} in {name} has norms, a gate or dropout")
+        channels, bias = attention.qkv.in_features, attention.qkv.bias is not None
+        if channels != attention.num_heads * attention.head_dim or attention.proj.out_features != channels:
+            raise AttachError(f"the heads of {block.name} in {name} do not share out its {channels} channels")
+        layer = UniformHeadAttention(channels, attention.num_heads, kind, bias=bias)
+        layer.take_over(attention.qkv, attention.proj)
+        match(layer, attention)
+        made.append((f"{block.name}.attn", layer))
+    for path, layer in made:
+        replace(model, path, layer)
 
 
 def _part(block: Any, place: str, name: str) -> nn.Module:
@@ -109,12 +140,13 @@ def _widths(model: nn.Module, parts: list[nn.Module], image_size: int | Grid | N
 
 
 def broadcasting_parts(model: nn.Module) -> list[tuple[str, Any]]:
-    """Name and broadcast of every part that has one."""
-    return [
+    """Name and broadcast of every part that has one, and every attention with a uniform head."""
+    parts = [
         (f"{name}.{SLOT}", getattr(module, SLOT))
         for name, module in model.named_modules()
         if isinstance(module, Broadcasting)
     ]
+    return parts + [(name, layer) for name, layer in replaced_layers(model) if isinstance(layer, UniformHeadAttention)]
 
 
 def take_out_cb(model: nn.Module) -> None:
@@ -124,3 +156,4 @@ def take_out_cb(model: nn.Module) -> None:
             delattr(module, SLOT)
             del module.interlayer_before
             restore(module)  # type: ignore[arg-type]
+    put_back(model, UniformHeadAttention)

@@ -1,6 +1,6 @@
 """The papers' ideas as modules, one file an idea."""
 
-from .broadcast import ContextBroadcast
+from .broadcast import ContextBroadcast, UniformHeadAttention
 from .description import description_differences
 from .emsa import EfficientAttention, PixelAttention
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
@@ -18,6 +18,7 @@ __all__ = [
     "MRLALight",
     "MRLALinear",
     "PixelAttention",
+    "UniformHeadAttention",
     "description_differences",
     "fit_halo_tables",
     "resize_halo",
