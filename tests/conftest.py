@@ -8,7 +8,9 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is defined: they run on the CPU where asked for
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # two workers share two cores
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # two workers share two cores
+torch.set_num_threads(THREADS)
+os.environ["OMP_NUM_THREADS"] = str(THREADS)  # of processes that tests start: other threads, other last bits
 
 
 @pytest.fixture(autouse=True)

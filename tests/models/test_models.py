@@ -31,6 +31,7 @@ EXPECTED = (
     + [f"deit_{size}_cb{scaled}" for size in ("tiny", "small", "base") for scaled in ("", "_scaled")]
     + ["pit_b_cb", "mixer_s16_cb"]
     + ["halo_50", "halo_h4_base128", "halo_h4_base128_patch", "halo_h4_base128_conv12"]
+    + ["rest_lite", "rest_small", "rest_base", "rest_large"]
 )
 # Rows that differ from others by an option alone are looked at among the slow tests.
 ALIKE = [
@@ -99,6 +100,8 @@ def test_the_names_are_registered_and_shadow_none_of_timms():
         ("halo_50", 18_019_112),
         ("halo_h4_base128", 85_194_760),
         ("halo_h4_base128_conv12", 87_057_384),
+        ("rest_lite", 10_508_300),
+        ("rest_base", 30_327_052),
         ("xception_cifar", 2_701_882),
         ("xception_cifar_rla", 2_767_534),
     ],
