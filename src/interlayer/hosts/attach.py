@@ -23,6 +23,7 @@ from .replace import replaced_layers
 from .spatial import local_attentions, place_halo, take_out_halo
 from .stages import Stages
 from .tokens import broadcasting_parts, place_cb, take_out_cb
+from .vilt import run_vilt, vilt_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def attach(
             drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
             Of "halo": stages (here numbers from 1), last, block, halo, channels_per_head.
             Of "cb": where ("end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"), blocks
-            ("upper", "all"), scaled.
+            ("upper", "all"), scaled, and of Hugging Face's ViLT tokens ("image", "text", "both").
             Of "rla": state_channels, variant ("v1" to "v6", "postact", "convlstm", ...) and those of
             `interlayer.mechanisms.RLA`.
 
@@ -130,7 +131,8 @@ def attach(
     try:
         finish = row.place(model, image_size=image_size, **options)
         with evaluating(model), torch.no_grad():
-            model(probe_image(model, image_size))
+            vilt = vilt_of(model)
+            run_vilt(vilt) if vilt is not None else model(probe_image(model, image_size))
         if finish is not None:
             finish()
     except Exception as error:

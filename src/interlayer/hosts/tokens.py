@@ -15,8 +15,8 @@ from .layout import Grid
 from .probe import AttachError, evaluating, match, probe_image
 from .replace import put_back, replace, replaced_layers
 from .stages import find_chains
+from .vilt import SLOT, Tokens, broadcasts_in_vilt, place_in_vilt, take_out_of_vilt, vilt_of
 
-SLOT = "cb"  # the name under which a part of a block holds its broadcast
 Where = Literal["end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"]
 HEADS = ("head", "wide_head", "extra_head")
 PARTS = {  # of a block, by the names timm's transformers and mixers give them
@@ -46,6 +46,7 @@ def place_cb(
     blocks: Literal["upper", "all"] = "upper",
     scaled: bool = False,
     spare_pyramid: bool = False,
+    tokens: Tokens = "both",
     image_size: int | Grid | None = None,
 ) -> None:
     """Broadcast the context in the blocks of `model` (Tables 2 and 4).
@@ -57,11 +58,21 @@ def place_cb(
             "head", as a "wide_head" with as many parameters as before, or as an "extra_head".
         blocks: the "upper" half of them, or "all".
         scaled: CB_S, with one parameter for each channel.
+        tokens: of Hugging Face's ViLT, whether "image" or "text" tokens or "both" take part (section 4.7).
         spare_pyramid: leave out the last block of every stage, whose features a detector's pyramid reads (section 4.4).
     """
     expect_choice("where", where, ("end", "middle", "front", "attention", "both", *HEADS))
     expect_choice("blocks", blocks, ("upper", "all"))
+    expect_choice("tokens", tokens, ("image", "text", "both"))
     name = type(model).__name__
+    vilt = vilt_of(model)
+    if vilt is not None:
+        if where != "end" or spare_pyramid:
+            raise AttachError(f"{name} takes context broadcasting at the end of its MLPs alone: where='end'")
+        place_in_vilt(vilt, upper=blocks == "upper", scaled=scaled, tokens=tokens)
+        return
+    if tokens != "both":
+        raise AttachError(f"{name} has image tokens alone: tokens={tokens!r} is for ViLT")
     chains = find_chains(model, image_size)
     found = [(block, number == len(chain) - 1) for chain in chains for number, block in enumerate(chain)]
     if not found:
@@ -146,6 +157,7 @@ def broadcasting_parts(model: nn.Module) -> list[tuple[str, Any]]:
         for name, module in model.named_modules()
         if isinstance(module, Broadcasting)
     ]
+    parts += broadcasts_in_vilt(model)
     return parts + [(name, layer) for name, layer in replaced_layers(model) if isinstance(layer, UniformHeadAttention)]
 
 
@@ -157,3 +169,4 @@ def take_out_cb(model: nn.Module) -> None:
             del module.interlayer_before
             restore(module)  # type: ignore[arg-type]
     put_back(model, UniformHeadAttention)
+    take_out_of_vilt(model)

@@ -61,10 +61,18 @@ class ContextBroadcast(nn.Module):
         self.scale = nn.Parameter(torch.zeros(channels)) if scaled and channels is not None else None
         record_description(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.scale is not None:
-            return torch.addcmul(x, self.scale.to(x.dtype), _average(x))
-        return _Broadcast.apply(x)
+    def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Of [B, N, C] and `chosen`, [B, N], the others neither count in the mean nor are changed."""
+        if chosen is None:
+            return _Broadcast.apply(x) if self.scale is None else self._shared(x, _average(x))
+        mask = chosen[..., None]
+        average = (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
+        return torch.where(mask, self._shared(x, average), x)
+
+    def _shared(self, x: Tensor, average: Tensor) -> Tensor:
+        if self.scale is None:
+            return torch.lerp(x, average, 0.5)
+        return torch.addcmul(x, self.scale.to(x.dtype), average)
 
     def describe(self) -> dict[str, str]:
         return {"mechanism": "ContextBroadcast", "scaled": str(self.scale is not None)}
