@@ -42,7 +42,8 @@ def test_detached_and_loaded():
     other = make(last=2)
     report = interlayer.load_backbone(other, weights)
     assert report.complete, report
-    assert "layer4.0.conv2.weight" not in report.placed
+    assert set(report.placed) == set(weights)
+    torch.testing.assert_close(interlayer.detach(other).eval()(image), logits)
     interlayer.detach(model)
     torch.testing.assert_close(model(image), logits)
     assert list(model.state_dict()) == list(weights)

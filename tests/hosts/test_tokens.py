@@ -165,3 +165,26 @@ def test_uniform_heads_are_refused_where_they_do_not_fit():
         interlayer.attach(timm.create_model("mixer_s32_224", img_size=64), "cb", where="head")
     with pytest.raises(interlayer.AttachError, match="norms, a gate or dropout"):
         interlayer.attach(timm.create_model("vit_tiny_patch16_224", **VIT, qk_norm=True), "cb", where="extra_head")
+
+
+def test_an_extra_head_starts_as_nothing_without_biases_too():
+    plain = timm.create_model("vit_tiny_patch16_224", **VIT, qkv_bias=False, proj_bias=False).eval()
+    model = interlayer.attach(copy.deepcopy(plain), "cb", where="extra_head")
+    image = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(model(image), plain(image))
+    assert model.blocks[3].attn.proj.bias is None
+
+
+@pytest.mark.parametrize("name", ["coatnet_pico_rw_224", "swin_tiny_patch4_window7_224"])
+def test_attention_over_something_else_than_an_images_tokens_is_refused(name):
+    """CoAtNet's attention returns [B, C, H, W], Swin's windows: a mean there would not be over the image's tokens."""
+    model = timm.create_model(name)
+    with pytest.raises(interlayer.AttachError, match="their mean would not be over the image"):
+        interlayer.attach(model, "cb", where="attention")
+
+
+def test_flat_input_is_refused():
+    with pytest.raises(ValueError, match=r"expected tokens of \[B, N, C\]"):
+        ContextBroadcast()(torch.randn(2, 3))
+    both = torch.randn(4, 2, 5, 3)
+    torch.testing.assert_close(torch.func.vmap(ContextBroadcast())(both)[1], ContextBroadcast()(both[1]))

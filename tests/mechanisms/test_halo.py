@@ -73,3 +73,15 @@ def test_a_state_dict_tells_block_and_halo():
     one, other = HaloAttention2d(8, heads=2, block=4, halo=2), HaloAttention2d(8, heads=2, block=6, halo=1)
     with pytest.raises(RuntimeError, match="was saved with block=4, this model has block=6"):
         other.load_state_dict(one.state_dict())
+
+
+def test_frozen_tables_stay_frozen_when_resized():
+    layer = HaloAttention2d(16, heads=2, block=4, halo=1)
+    layer.rel_rows.requires_grad_(False)
+    layer.resize(8, 2)
+    assert [layer.rel_rows.requires_grad, layer.rel_cols.requires_grad] == [False, True]
+
+
+def test_heads_must_be_there():
+    with pytest.raises(ValueError, match="divisible by heads=0"):
+        HaloAttention2d(16, heads=0)

@@ -129,6 +129,31 @@ def test_mechanisms_attach():
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_unknown_attention_is_named():
-    with pytest.raises(ValueError, match="attention must be 'emsa' or 'msa'"):
-        small(attention="linear")
+def test_features_of_the_first_stages_have_no_idle_parameters():
+    """DDP refuses parameters that get no gradient."""
+    only = timm.create_model(
+        "rest_lite", features_only=True, out_indices=(0, 1), out_norms=True, depths=(1, 1, 1, 1)
+    )  # fmt: skip
+    sum(f.square().sum() for f in only(torch.randn(1, 3, 64, 64))).backward()
+    assert [name for name, p in only.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attention": "linear"}, "attention must be 'emsa' or 'msa'"),
+        ({"depths": (2, 2)}, "one for each stage"),
+        ({"heads": (1, 2)}, "one for each stage"),
+        ({"position_kernel": 2}, "must be odd"),
+        ({"heads": (0, 2, 4, 8)}, "divisible by heads, at least 1"),
+        ({"reductions": (0, 4, 2, 1)}, "reduction must be a whole number of at least 1"),
+    ],
+)
+def test_bad_options_are_named(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        small(**options)
+
+
+def test_tokens_must_fill_their_map():
+    with pytest.raises(ValueError, match="expected the tokens of a map of 3 x 4 pixels, got 10"):
+        EfficientAttention(16, 2)(torch.randn(1, 10, 16), (3, 4))

@@ -272,6 +272,19 @@ def test_limits_of_the_kernel_are_said(change, shape, options, reason):
         assert ops.halo_attention(*tensors, **given).isfinite().all()
 
 
+def test_maps_must_be_maps():
+    tensors, given = make()
+    with pytest.raises(ValueError, match=r"expected maps of \[B, C, H, W\]"):
+        ops.halo_attention(tensors[0][0], *tensors[1:], **given)
+
+
+def test_large_tables_are_left_to_the_gathering_one():
+    """They would not fit a GPU's shared memory."""
+    tensors, given = make(heads=1, d=128, e=4, block=8, halo=16, batch=1, dtype=torch.float32)
+    with backend("triton"), pytest.raises(ValueError, match="too large for heads of 128 channels"):
+        ops.halo_attention(*tensors, **given)
+
+
 @pytest.mark.parametrize("relative", [True, False])
 def test_it_is_an_operator_of_torchs(relative):
     """Schema, shapes without data and gradients as torch.compile relies on them."""

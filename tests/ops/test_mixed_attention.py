@@ -92,12 +92,35 @@ def test_the_bias_changes_nothing():
 
 
 @pytest.mark.parametrize("name", KERNELS)
+def test_attention_that_is_nearly_uniform_keeps_its_precision(name):
+    """There the norm multiplies by hundreds what is left of the values when their mean is taken off."""
+    (q, k, v, mix, bias), options = make(40, 49, heads=2, d=32, dtype=torch.bfloat16)
+    tensors = [q * 0.05, k, v + 3, mix, bias]
+    expected = run("reference", [t.double() for t in tensors], options)
+    for what, value in run(name, tensors, options).items():
+        if what in ("result", "v"):
+            error = (value.double() - expected[what]).norm() / expected[what].norm()
+            assert error < 5e-2, f"{what}: {error:.1e}"
+
+
+def test_one_token_for_one_key_is_nothing():
+    """A map of one value has no spread: the norm makes it zero."""
+    tensors, options = make(1, 1)
+    for name in ("reference", *KERNELS):
+        single = name == "triton" and DEVICE == "cuda"
+        result = run(name, [t.float() for t in tensors] if single else tensors, options)["result"]
+        torch.testing.assert_close(result, torch.zeros_like(result))
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
 def test_bad_input_is_named(name):
     (q, k, v, mix, bias), options = make(dtype=torch.float32)
-    with backend(name), pytest.raises(ValueError, match=r"expected weights over heads of \(3, 3\), got \(2, 2\)"):
+    with backend(name), pytest.raises(ValueError, match=r"over heads of \(3, 3\) and \(3,\), got \(2, 2\)"):
         ops.mixed_attention(q, k, v, mix[:2, :2], bias, **options)
     with backend(name), pytest.raises(ValueError, match="expected queries"):
         ops.mixed_attention(q, k[:, :, :6], v[:, :, :6], mix, bias, **options)
+    with backend(name), pytest.raises(ValueError, match="divisible by heads=0"):
+        ops.attention(q, k, v, heads=0, scale=1.0)
 
 
 def test_limits_of_the_kernel_are_said():

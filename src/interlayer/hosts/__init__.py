@@ -12,6 +12,7 @@ from .attach import (
     options_of,
 )
 from .probe import AttachError, evaluating, probe_image
+from .replace import hand_to_replaced, names_of_replaced
 from .stages import find_stages
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "detach",
     "evaluating",
     "find_stages",
+    "hand_to_replaced",
     "load_backbone",
+    "names_of_replaced",
     "options_of",
     "probe_image",
 ]

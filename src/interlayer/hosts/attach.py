@@ -19,7 +19,7 @@ from .carry import AttachedBlock, Extended, restore
 from .inside import has_gates, has_rla, own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
 from .layout import Grid
 from .probe import AttachError, evaluating, probe_image, reason
-from .replace import replaced_layers
+from .replace import hand_to_replaced, replaced_layers
 from .spatial import local_attentions, place_halo, take_out_halo
 from .stages import Stages
 from .tokens import broadcasting_parts, place_cb, take_out_cb
@@ -106,9 +106,9 @@ def attach(
                 that does not divide a stage's width, the largest smaller divisor. A number given must divide every
                 width.
             drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
-            Of "halo": stages (here numbers from 1), last, block, halo, channels_per_head.
+            Of "halo": stages (here numbers from 1), last, block, halo, channels_per_head, position, centered.
             Of "cb": where ("end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"), blocks
-            ("upper", "all"), scaled, and of Hugging Face's ViLT tokens ("image", "text", "both").
+            ("upper", "all"), scaled, spare_pyramid, and of Hugging Face's ViLT tokens ("image", "text", "both").
             Of "rla": state_channels, variant ("v1" to "v6", "postact", "convlstm", ...) and those of
             `interlayer.mechanisms.RLA`.
 
@@ -240,9 +240,9 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     """
     own = {f"{name}." for name in attached_mechanisms(model)}
     ours = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(tuple(own))}
-    replaced = tuple(f"{name}." for name, _ in replaced_layers(model))
+    replaced = {f"{name}." for name, _ in replaced_layers(model)}
     widened = as_wide_as(model, state_dict)
-    state_dict = {name: tensor for name, tensor in widened.items() if not name.startswith(replaced)}
+    state_dict = {name: tensor for name, tensor in widened.items() if not name.startswith(tuple(replaced))}
     shared = [name for name in state_dict if name in ours]
     report = LoadReport(
         placed=[name for name in shared if ours[name].shape == state_dict[name].shape],
@@ -257,6 +257,7 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     if strict and not report.complete:
         raise ValueError(f"these are not the weights of this backbone, nothing was loaded: {report}")
     model.load_state_dict({name: state_dict[name] for name in report.placed}, strict=False)
+    report.placed.extend(hand_to_replaced(model, widened))
     return report
 
 

@@ -32,9 +32,14 @@ def place_halo(
         model: a network of residual stages, such as timm's ResNets.
         stages: the stages, from 1, whose 3x3 convolutions are replaced; all of them unless given.
         last: how many of those convolutions, counted from the end: 3 for the detection backbones of section 4.6.
-        channels_per_head: of queries, keys and values.
+        channels_per_head: of the values; queries and keys share out the convolution's input channels.
     """
     name = type(model).__name__
+    if isinstance(stages, int) or not (last is None or isinstance(last, int)) or channels_per_head < 2:
+        raise AttachError(
+            f"expected stages such as (3, 4), a whole number for last and channels_per_head of at least 2, got "
+            f"{stages=}, {last=}, {channels_per_head=}"
+        )
     found = _convolutions(model, image_size)
     if not found:
         raise AttachError(f"{name} has no 3x3 convolutions in stages of blocks that local attention could replace")
@@ -108,7 +113,8 @@ def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple
         conv = call.module
         if stage is None or type(conv) is not nn.Conv2d or call.input is None:
             continue
-        plain = conv.kernel_size == (3, 3) and conv.dilation == (1, 1) and conv.groups == 1 and conv.stride[0] in (1, 2)
+        plain = conv.kernel_size == (3, 3) and conv.dilation == (1, 1) and conv.groups == 1
+        plain = plain and conv.stride in ((1, 1), (2, 2)) and conv.padding in ((1, 1), "same")
         if plain and ".downsample." not in call.name:
             found.append((stage, call.name, conv, (call.input.shape[2], call.input.shape[3])))
     return found

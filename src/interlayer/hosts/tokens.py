@@ -88,9 +88,9 @@ def place_cb(
         return
     places = ["attention", "end"] if where == "both" else [where]
     parts = [(_part(block, place, name), place) for block, _ in chosen for place in places]
-    widths = _widths(model, [part for part, _ in parts], image_size) if scaled else {}
+    widths = _widths(model, parts, name, image_size)
     for part, place in parts:
-        broadcast = ContextBroadcast(widths.get(part), scaled=scaled)
+        broadcast = ContextBroadcast(widths[part], scaled=scaled)
         match(broadcast, model)
         part.add_module(SLOT, broadcast)
         part.interlayer_before = place == "front"  # type: ignore[assignment]
@@ -112,9 +112,10 @@ def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: s
         channels, bias = attention.qkv.in_features, attention.qkv.bias is not None
         if channels != attention.num_heads * attention.head_dim or attention.proj.out_features != channels:
             raise AttachError(f"the heads of {block.name} in {name} do not share out its {channels} channels")
-        layer = UniformHeadAttention(channels, attention.num_heads, kind, bias=bias)
-        layer.take_over(attention.qkv, attention.proj)
+        proj_bias = attention.proj.bias is not None
+        layer = UniformHeadAttention(channels, attention.num_heads, kind, bias=bias, proj_bias=proj_bias)
         match(layer, attention)
+        layer.take_over(attention.qkv, attention.proj)
         made.append((f"{block.name}.attn", layer))
     for path, layer in made:
         replace(model, path, layer)
@@ -134,12 +135,14 @@ def _part(block: Any, place: str, name: str) -> nn.Module:
     )
 
 
-def _widths(model: nn.Module, parts: list[nn.Module], image_size: int | Grid | None) -> dict[nn.Module, int]:
-    """The channels that each part returns."""
-    widths: dict[nn.Module, int] = {}
+def _widths(
+    model: nn.Module, parts: list[tuple[nn.Module, str]], name: str, image_size: int | Grid | None
+) -> dict[nn.Module, int]:
+    """The channels that each part returns; refuses parts that return something else than the tokens of one image."""
+    shapes: dict[nn.Module, tuple[int, ...]] = {}
     handles = [
-        part.register_forward_hook(lambda part, args, output: widths.__setitem__(part, output.shape[-1]))
-        for part in parts
+        part.register_forward_hook(lambda part, args, output: shapes.__setitem__(part, tuple(output.shape)))
+        for part, _ in parts
     ]
     try:
         with evaluating(model), torch.no_grad():
@@ -147,7 +150,17 @@ def _widths(model: nn.Module, parts: list[nn.Module], image_size: int | Grid | N
     finally:
         for handle in handles:
             handle.remove()
-    return widths
+    for part, place in parts:
+        shape = shapes[part]
+        layers = [module for module in part.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+        linear = [module.out_features for module in layers if isinstance(module, nn.Linear)]
+        channels_last = shape[-1] == linear[-1] if linear else not layers  # convolutions alone give [B, C, H, W]
+        if len(shape) not in (3, 4) or shape[0] != 1 or not channels_last:
+            raise AttachError(
+                f"{name} gives {shape} at where={place!r} for one image, not its tokens, [1, N, C] or [1, H, W, C]: "
+                f"their mean would not be over the image"
+            )
+    return {part: shape[-1] for part, shape in shapes.items()}
 
 
 def broadcasting_parts(model: nn.Module) -> list[tuple[str, Any]]:

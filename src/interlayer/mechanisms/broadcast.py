@@ -27,11 +27,15 @@ from .description import expect_choice, record_description
 
 
 def _average(x: Tensor) -> Tensor:
+    if x.dim() < 3:
+        raise ValueError(f"expected tokens of [B, N, C] or [B, H, W, C], got {tuple(x.shape)}")
     return x.mean(tuple(range(1, x.dim() - 1)), keepdim=True)
 
 
 class _Broadcast(torch.autograd.Function):
     """Eq. 1. It is linear and its matrix symmetric, so gradients go through it as tokens do, in two passes."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -93,13 +97,16 @@ class UniformHeadAttention(nn.Module):
         kind: "head" for one of them replaced, its queries and keys gone (A); "wide_head" for the same with the others'
             queries and keys widened to as many channels as before (B); "extra_head" for one more (C).
         bias: whether queries, keys and values have one.
+        proj_bias: whether the projection behind the heads has one.
     """
 
-    def __init__(self, channels: int, heads: int, kind: UniformHead = "head", *, bias: bool = True) -> None:
+    def __init__(
+        self, channels: int, heads: int, kind: UniformHead = "head", *, bias: bool = True, proj_bias: bool = True
+    ) -> None:
         super().__init__()
         expect_choice("kind", kind, ("head", "wide_head", "extra_head"))
-        if channels % heads:
-            raise ValueError(f"channels must be divisible by heads, got {channels} and {heads}")
+        if heads < 1 or channels % heads:
+            raise ValueError(f"channels must be divisible by heads, at least 1, got {channels=} and {heads=}")
         if heads < 2 and kind != "extra_head":
             raise ValueError(f"{kind!r} replaces one of several heads, got {heads}")
         self.kind = kind
@@ -108,7 +115,7 @@ class UniformHeadAttention(nn.Module):
         self.key_width = channels // self.learned // 2 * 2 if kind == "wide_head" else self.width
         self.qk = nn.Linear(channels, 2 * self.learned * self.key_width, bias=bias)
         self.v = nn.Linear(channels, (self.learned + 1) * self.width, bias=bias)
-        self.proj = nn.Linear((self.learned + 1) * self.width, channels)
+        self.proj = nn.Linear((self.learned + 1) * self.width, channels, bias=proj_bias)
         record_description(self)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

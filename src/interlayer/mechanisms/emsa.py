@@ -42,8 +42,10 @@ class EfficientAttention(nn.Module):
         self, channels: int, heads: int = 8, *, reduction: int = 1, mixing: bool = True, proj_drop: float = 0.0
     ) -> None:
         super().__init__()
-        if channels % heads:
-            raise ValueError(f"channels must be divisible by heads, got {channels} and {heads}")
+        if heads < 1 or channels % heads:
+            raise ValueError(f"channels must be divisible by heads, at least 1, got {channels=} and {heads=}")
+        if reduction < 1:
+            raise ValueError(f"reduction must be a whole number of at least 1, got {reduction}")
         self.heads = heads
         self.reduction = reduction
         self.scale = (channels // heads) ** -0.5
@@ -61,13 +63,15 @@ class EfficientAttention(nn.Module):
         self.mix = nn.Conv2d(heads, heads, 1) if mixing and heads > 1 else None
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        if grid[0] * grid[1] != x.shape[1]:
+            raise ValueError(f"expected the tokens of a map of {grid[0]} x {grid[1]} pixels, got {x.shape[1]}")
         source = x
         if self.shrink is not None and self.norm is not None:
             shrunk = self.shrink(x.transpose(1, 2).unflatten(2, grid))
             source = self.norm(shrunk.flatten(2).transpose(1, 2))
         q = self.q(x)
         k, v = self.kv(source).chunk(2, -1)
-        if self.mix is None:
+        if self.mix is None or self.mix.bias is None:
             attended = ops.attention(q, k, v, heads=self.heads, scale=self.scale)
         else:
             mix = self.mix.weight.flatten(1)
@@ -83,6 +87,8 @@ class PixelAttention(nn.Module):
 
     def __init__(self, channels: int, kernel_size: int = 3) -> None:
         super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"the kernel of the positions must be odd, to keep the map's size, got {kernel_size}")
         self.conv = nn.Conv2d(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
 
     def forward(self, x: Tensor) -> Tensor:

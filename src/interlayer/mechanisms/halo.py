@@ -41,7 +41,8 @@ class HaloAttention2d(nn.Module):
         stride: pixels between queries: 2 halves the map.
         centered: whether each query sees the pixels at most `halo` away instead of its block's neighbourhood (SASA).
         position: "relative"; "absolute" adds factorised encodings of row and column to x (appendix F); "none".
-        size: height and width of the map for which absolute encodings are learnt; others are interpolated.
+        size: height and width of the map for which absolute encodings are learnt; others are interpolated. It is read
+            for position="absolute" alone.
         mask_padding: whether pixels beyond the image are left out.
     """
 
@@ -64,7 +65,7 @@ class HaloAttention2d(nn.Module):
         expect_choice("position", position, ("relative", "absolute", "none"))
         out_channels = in_channels if out_channels is None else out_channels
         qk_channels = in_channels if qk_channels is None else qk_channels
-        if qk_channels % (2 * heads) or out_channels % heads:
+        if heads < 1 or qk_channels % (2 * heads) or out_channels % heads:
             raise ValueError(
                 f"expected qk_channels divisible by twice the heads and out_channels divisible by heads={heads}, got "
                 f"{qk_channels} and {out_channels}"
@@ -131,8 +132,9 @@ class HaloAttention2d(nn.Module):
             )
         entries = 2 * (block + 2 * halo) - 1
         if self.rel_rows is not None and self.rel_cols is not None:
-            self.rel_rows = nn.Parameter(_resized(self.rel_rows.t(), entries).t().contiguous())
-            self.rel_cols = nn.Parameter(_resized(self.rel_cols.t(), entries).t().contiguous())
+            for name, table in (("rel_rows", self.rel_rows), ("rel_cols", self.rel_cols)):
+                resized = _resized(table.t(), entries).t().contiguous()
+                setattr(self, name, nn.Parameter(resized, requires_grad=table.requires_grad))
         self.block, self.halo = block, halo
 
     def describe(self) -> dict[str, str]:

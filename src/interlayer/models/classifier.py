@@ -49,7 +49,7 @@ class Classifier(nn.Module):
 
 
 class StagedClassifier(Classifier):
-    """A convolutional network of a stem, `stages`, a last norm (or none) with ReLU, global pooling and a linear head.
+    """A network over maps: a stem, `stages`, what follows them (`last_activation`), global pooling and a linear head.
 
     A subclass makes the parts with `_finish`.
     """
@@ -59,12 +59,12 @@ class StagedClassifier(Classifier):
     feature_info: list[dict[str, Any]]
 
     def _finish(
-        self, channels: int, num_classes: int, global_pool: str, drop_rate: float, *, normalise: bool = True
+        self, channels: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module | None = None
     ) -> None:
-        """Make what follows the stages, and give every convolution its start (He et al., 2015)."""
+        """Make what follows the stages, `norm` first, and give every convolution its start (He et al., 2015)."""
         self.num_classes = num_classes
         self.depth = len(self.stages)  # of the whole network: the last norm belongs to the last stage, pruned or not
-        self.norm: nn.Module = nn.BatchNorm2d(channels) if normalise else nn.Identity()
+        self.norm: nn.Module = nn.Identity() if norm is None else norm
         self.num_features = self.head_hidden_size = channels
         self.global_pool = self.pool_of(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
@@ -119,7 +119,8 @@ class StagedClassifier(Classifier):
             x = self._run_stage(stage, x)
             finished = index == self.depth - 1
             if index in take:
-                intermediates.append(self.last_activation(x) if norm and finished else self.feature_of(index, x))
+                feature = self.feature_of(index, x)
+                intermediates.append(self.last_activation(x) if norm and finished and feature is x else feature)
         if intermediates_only:
             return intermediates
         return (self.last_activation(x) if finished else x), intermediates

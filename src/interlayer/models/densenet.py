@@ -172,7 +172,7 @@ class DenseNetBC(StagedClassifier):
             stages.append(stage)
             self.feature_info.append({"num_chs": channels, "reduction": 2**index, "module": f"stages.{index}"})
         self.stages = nn.Sequential(*stages)
-        self._finish(channels, num_classes, global_pool, drop_rate)
+        self._finish(channels, num_classes, global_pool, drop_rate, nn.BatchNorm2d(channels))
 
 
 FORMS: dict[str, dict[str, Any]] = {

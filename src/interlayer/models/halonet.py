@@ -203,7 +203,7 @@ class HaloNet(StagedClassifier):
             conv = nn.Conv2d(channels, final_width, 1, bias=False)
             self.final = nn.Sequential(conv, nn.BatchNorm2d(final_width), act())
             channels = final_width
-        self._finish(channels, num_classes, global_pool, drop_rate, normalise=False)
+        self._finish(channels, num_classes, global_pool, drop_rate)
 
     def last_activation(self, x: Tensor) -> Tensor:
         return self.final(x)

@@ -130,7 +130,7 @@ class PreActResNet(StagedClassifier):
             stages.append(nn.Sequential(*stage))
             self.feature_info.append({"num_chs": channels, "reduction": 2**index, "module": f"stages.{index}"})
         self.stages = nn.Sequential(*stages)
-        self._finish(channels, num_classes, global_pool, drop_rate)
+        self._finish(channels, num_classes, global_pool, drop_rate, nn.BatchNorm2d(channels))
 
 
 # Depth = 6 n + 2 for blocks of two convolutions, 9 n + 2 for bottlenecks.

@@ -100,6 +100,8 @@ class ResT(StagedClassifier):
         super().__init__()
         if attention not in ("emsa", "msa"):
             raise ValueError(f"attention must be 'emsa' or 'msa', got {attention!r}")
+        if not len(dims) == len(depths) == len(heads) == len(reductions):
+            raise ValueError(f"expected as many {dims=}, {depths=}, {heads=} and {reductions=}: one for each stage")
         half, total = dims[0] // 2, max(1, sum(depths) - 1)
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, half, 3, 2, 1, bias=False), nn.BatchNorm2d(half), nn.ReLU(inplace=True),
@@ -129,8 +131,7 @@ class ResT(StagedClassifier):
             self.feature_info.append({"num_chs": channels, "reduction": 4 * 2**index, "module": f"stages.{index}"})
         self.stages = nn.Sequential(*stages)
         self.out_norms = nn.ModuleList(LayerNorm2d(channels, eps=1e-5) for channels in dims if out_norms)
-        self._finish(dims[-1], num_classes, global_pool, drop_rate, normalise=False)
-        self.norm = LayerNorm2d(dims[-1], eps=1e-5)
+        self._finish(dims[-1], num_classes, global_pool, drop_rate, LayerNorm2d(dims[-1], eps=1e-5))
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 trunc_normal_(module.weight, std=0.02)
@@ -142,6 +143,13 @@ class ResT(StagedClassifier):
 
     def feature_of(self, index: int, x: Tensor) -> Tensor:
         return self.out_norms[index](x) if len(self.out_norms) else x
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        self.out_norms = self.out_norms[: len(self.stages)]
+        return take
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

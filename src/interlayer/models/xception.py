@@ -140,7 +140,7 @@ class XceptionThin(StagedClassifier):
             {"num_chs": channels, "reduction": reduction, "module": f"stages.{index}"}
             for index, (channels, reduction) in enumerate(((256, 2), (512, 4), (512, 4)))
         ]
-        self._finish(512, num_classes, global_pool, drop_rate, normalise=False)
+        self._finish(512, num_classes, global_pool, drop_rate)
 
 
 default_cfgs = {"xception_cifar": cifar_config(first_conv="stem.0")}

@@ -17,7 +17,7 @@ where q_rows and q_cols are the first and second half of the query's channels an
 Where the text leaves a choice: s = s' = 1 / sqrt(d), so position and content are scaled alike. Pixels beyond the image
 take no part (`mask_padding=False` gives them zero keys and values that do). A map that is no multiple of b ends with
 blocks that are cut off: they have fewer queries, and the neighbourhood of a whole block. Logits and softmax are in
-float32 (float64 for float64).
+float32 (float64 for float64), but for the gathered implementation's position term, which is in the queries' type.
 
 `centered=True` is stand-alone self-attention's window (SASA): each query sees the keys at most h pixels away in both
 directions, whatever its block. A block as large as the map gives global attention.
@@ -94,6 +94,13 @@ def halo_attention(
 @partial(Operation, name="halo_attention")
 def attend(q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan) -> Tensor:
     """One block after another."""
+    with torch.autocast(q.device.type, enabled=False):  # which would take the logits in a shorter type
+        return _by_block(q, k, v, rel_rows, rel_cols, plan)
+
+
+def _by_block(
+    q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
+) -> Tensor:
     heads, block, halo, stride, window = plan.heads, plan.block, plan.halo, plan.stride, plan.window
     dtype = torch.promote_types(q.dtype, torch.float32)
     batch, _, height, width = k.shape
@@ -151,6 +158,8 @@ def _check(
             f"expected block, stride and heads of at least 1 and halo of at least 0, got {block=}, {halo=}, {stride=}, "
             f"{heads=}"
         )
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(f"expected maps of [B, C, H, W], got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}")
     height, width = k.shape[2:]
     expected = (-(-height // stride), -(-width // stride))
     if tuple(q.shape[2:]) != expected:

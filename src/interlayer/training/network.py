@@ -106,10 +106,11 @@ def start_from(network: nn.Module, path: str) -> None:
     own = network.state_dict()
     head = {id(p) for p in _classifier(network).parameters()}
     head_names = {name for name, p in network.named_parameters() if id(p) in head}
+    replaced = hosts.names_of_replaced(network, tensors)
     fitting = {
         name: tensor
         for name, tensor in tensors.items()
-        if not (name in head_names and name in own and own[name].shape != tensor.shape)
+        if name not in replaced and not (name in head_names and name in own and own[name].shape != tensor.shape)
     }
     unknown = [name for name in fitting if name not in own]
     attached = {f"{name}." for name in hosts.attached_mechanisms(network)}
@@ -123,6 +124,8 @@ def start_from(network: nn.Module, path: str) -> None:
         if names:
             raise CheckpointError(f"{path} does not fit the network; {what}: {', '.join(names[:5])}")
     network.load_state_dict(fitting, strict=False)
+    if replaced:
+        hosts.hand_to_replaced(network, tensors)
 
 
 def _classifier(network: Any) -> nn.Module:

@@ -16,7 +16,7 @@ differ from run to run on a GPU.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -26,37 +26,33 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..halo import HaloPlan, attend
-from . import INTERPRETED, TYPES, tile, why_not_here
+from . import (
+    INTERPRETED,
+    LAUNCHES,
+    LEAST_CHANNELS,
+    LOG2_E,
+    SLOTS,
+    TYPES,
+    Launch,
+    product,
+    start_fitting,
+    tile,
+    why_not_here,
+)
 
 MOST_CHANNELS = 256  # of a head
 MOST_WINDOW = 64
-LEAST_CHANNELS = 32  # Triton 3.6 reads tiles of 16 from a wrong address in Hopper's products
-SLOTS = tl.constexpr(64)  # copies of the tables' gradients, so that programs seldom add to one place at once
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a kernel is cut up: queries of a program at most, keys at once, warps, loads ahead."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-# Where a GPU has too little shared memory for one, the next is taken.
-WIDE = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), Launch(16, 16, 4, 1))
-BACKWARD = (Launch(64, 64, 4, 3), *WIDE)
+MOST_TABLE_BYTES = 64 * 1024  # of both tables together, which a program holds whole
+BACKWARD = (Launch(64, 64, 4, 3), *LAUNCHES)
 
 
 def _forward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
     """By what was fastest on an H200 for blocks of 8, 10 and 12 and heads of 16 to 256 channels."""
     if channels > 64:
-        return WIDE
+        return LAUNCHES
     if queries <= 64:
-        return Launch(64, 32, 2, 3), *WIDE
-    return Launch(128, 32, 4, 3) if queries <= 128 else Launch(64, 64, 4, 3), *WIDE
+        return Launch(64, 32, 2, 3), *LAUNCHES
+    return Launch(128, 32, 4, 3) if queries <= 128 else Launch(64, 64, 4, 3), *LAUNCHES
 
 
 @triton.jit
@@ -132,11 +128,6 @@ def _load_tables(
 
 
 @triton.jit
-def _product(a, b, ACC: tl.constexpr, DOT: tl.constexpr):
-    return tl.dot(a.to(DOT), b.to(DOT), input_precision="ieee", out_dtype=ACC)
-
-
-@triton.jit
 def _of_positions(
     q, tables, row_offset, col_offset,
     HALO: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr, WINDOWS: tl.constexpr,
@@ -148,7 +139,7 @@ def _of_positions(
     offset = tl.where(is_col, col_offset[:, None], row_offset[:, None])
     entry = tl.where(is_col, w - WINDOWS, w) - HALO - offset + WINDOW - 1
     entry = tl.minimum(tl.maximum(entry, 0), TABLE - 1) + tl.where(is_col, TABLE, 0)
-    return tl.gather(_product(q, tl.trans(tables), ACC, DOT), entry, 1)
+    return tl.gather(product(q, tl.trans(tables), ACC, DOT), entry, 1)
 
 
 @triton.jit
@@ -206,9 +197,9 @@ def _forward_kernel(
             start, batch, block_row, block_col, height, width, BLOCK, HALO, WINDOW, KEYS
         )
         k = _load(k_ptr, key_pixel, key_inside, head, heads, channels, CHANNELS)
-        s = _product(q, tl.trans(k), ACC, DOT)
+        s = product(q, tl.trans(k), ACC, DOT)
         if RELATIVE:
-            s += _product(positions, tl.trans(_marks(row, col, WINDOWS, DOT)), ACC, DOT)
+            s += product(positions, tl.trans(_marks(row, col, WINDOWS, DOT)), ACC, DOT)
         seen = (key_inside if MASKED else valid)[None, :]
         if CENTERED:
             seen = seen & _near(row[None, :], col[None, :], row_offset[:, None], col_offset[:, None], HALO)
@@ -219,7 +210,7 @@ def _forward_kernel(
         shrink = tl.exp2(largest - base)
         total = total * shrink + tl.sum(p, 1)
         v = _load(v_ptr, key_pixel, key_inside, head, heads, value_channels, VALUES)
-        output = output * shrink[:, None] + _product(p, v, ACC, DOT)
+        output = output * shrink[:, None] + product(p, v, ACC, DOT)
         largest = larger
     total = tl.where(total == 0, 1.0, total)  # queries that only fill up a tile
     e = tl.arange(0, VALUES)
@@ -269,30 +260,30 @@ def _backward_kernel(
         )
         k = _load(k_ptr, key_pixel, key_inside, head, heads, channels, CHANNELS)
         v = _load(v_ptr, key_pixel, key_inside, head, heads, value_channels, VALUES)
-        s = _product(k, tl.trans(q), ACC, DOT)
+        s = product(k, tl.trans(q), ACC, DOT)
         if RELATIVE:
             marks = _marks(row, col, WINDOWS, DOT)
-            s += _product(marks, tl.trans(positions), ACC, DOT)
+            s += product(marks, tl.trans(positions), ACC, DOT)
         seen = (key_inside if MASKED else valid)[:, None]
         if CENTERED:
             seen = seen & _near(row[:, None], col[:, None], row_offset[None, :], col_offset[None, :], HALO)
         p = tl.where(seen, tl.exp2(s * (scale * LOG2_E) - lse[None, :]), 0.0)
-        grad_v = _product(p, grad, ACC, DOT)
-        grad_p = _product(v, tl.trans(grad), ACC, DOT)
+        grad_v = product(p, grad, ACC, DOT)
+        grad_p = product(v, tl.trans(grad), ACC, DOT)
         grad_s = (p * (grad_p - delta[None, :])).to(DOT)
-        grad_k = _product(grad_s, q, ACC, DOT) * scale
+        grad_k = product(grad_s, q, ACC, DOT) * scale
         at = (key_pixel * heads + head)[:, None]
         tl.atomic_add(
             grad_v_ptr + at * value_channels + e, grad_v, mask=key_inside[:, None] & (e < value_channels), sem="relaxed"
         )
         tl.atomic_add(grad_k_ptr + at * channels + c, grad_k, mask=key_inside[:, None] & (c < channels), sem="relaxed")
-        grad_q += _product(tl.trans(grad_s), k, ACC, DOT)
+        grad_q += product(tl.trans(grad_s), k, ACC, DOT)
         if RELATIVE:
-            of_places += _product(tl.trans(grad_s), marks, ACC, DOT)
+            of_places += product(tl.trans(grad_s), marks, ACC, DOT)
     if RELATIVE:
         of_entries = _to_entries(of_places, row_offset, col_offset, HALO, WINDOW, TABLE, WINDOWS) * position_ratio
-        grad_q += _product(of_entries, tables, ACC, DOT)
-        collected = _product(tl.trans(of_entries), q, ACC, DOT) * scale
+        grad_q += product(of_entries, tables, ACC, DOT)
+        collected = product(tl.trans(of_entries), q, ACC, DOT) * scale
         in_rows, of_rows, in_cols, of_cols = _table_entries(channels // 2, WINDOW, TABLE, CHANNELS)
         slot = (tl.program_id(0) % SLOTS) * (2 * WINDOW - 1) * (channels // 2)
         tl.atomic_add(grad_rows_ptr + slot + in_rows, collected, mask=of_rows, sem="relaxed")
@@ -332,26 +323,17 @@ def _run(
         "ACC": accumulate,
         "DOT": accumulate if INTERPRETED else TYPES[q.dtype],  # the interpreter knows no products of bfloat16
     }
-    key = (kernel.fn.__name__, q.dtype, q.device, *constants.values())
-    first = _FITTING.get(key, 0)
-    for number, launch in enumerate(launches[first:], first):
+
+    def run(launch: Launch) -> None:
         queries = tile(side * side, launch.queries)
         grid = (batch * plan.heads * down * across, triton.cdiv(side * side, queries))
-        try:
-            with torch.cuda.device_of(q):
-                kernel[grid](
-                    *tensors, *sizes, **constants, QUERIES=queries, KEYS=tile(plan.window**2, launch.keys),
-                    num_warps=launch.warps, num_stages=launch.stages,
-                )  # fmt: skip
-        except triton.OutOfResources:
-            if launch is launches[-1]:
-                raise
-        else:
-            _FITTING[key] = number
-            return
+        with torch.cuda.device_of(q):
+            kernel[grid](
+                *tensors, *sizes, **constants, QUERIES=queries, KEYS=tile(plan.window**2, launch.keys),
+                num_warps=launch.warps, num_stages=launch.stages,
+            )  # fmt: skip
 
-
-_FITTING: dict[Any, int] = {}  # which launch fitted, of a kernel for given constants
+    start_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), launches, run)
 
 
 @torch.library.custom_op("interlayer::halo_attention", mutates_args=())
@@ -481,6 +463,9 @@ def _objection(
         return f"the neighbourhood must be at most {MOST_WINDOW} pixels wide, got {plan.window}"
     if max(k.shape[1], v.shape[1]) > MOST_CHANNELS * plan.heads:
         return f"a head must have at most {MOST_CHANNELS} channels"
+    widest = tile(max(LEAST_CHANNELS, k.shape[1] // plan.heads))
+    if rel_rows is not None and 2 * tile(2 * plan.window - 1) * widest * q.element_size() > MOST_TABLE_BYTES:
+        return f"tables of a neighbourhood {plan.window} pixels wide are too large for heads of {widest} channels"
     if plan.scale == 0:
         return "the products of queries and keys must count: scale is 0"
     return why_not_here(q)

@@ -21,15 +21,22 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..mixed_attention import EPS, check_mixed, mixed_attention, normalise
-from . import INTERPRETED, TYPES, tile, why_not_here
+from ..mixed_attention import attend_mixed, centred, normalise
+from . import (
+    INTERPRETED,
+    LAUNCHES,
+    LEAST_CHANNELS,
+    LOG2_E,
+    SLOTS,
+    TYPES,
+    Launch,
+    product,
+    start_fitting,
+    tile,
+    why_not_here,
+)
 
-QUERIES = 64  # of a tile
-KEYS = 64  # of a chunk
 MOST_CHANNELS = 128  # of a head
-LEAST_CHANNELS = 32  # Triton 3.6 reads tiles of 16 from a wrong address in Hopper's products
-SLOTS = tl.constexpr(64)  # copies of M's gradient, so that programs seldom add to one place at once
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -38,11 +45,6 @@ def _tokens(ptr, batch, rows, row_count, row_stride, head, channels: tl.constexp
     c = tl.arange(0, CHANNELS)
     places = (batch * row_count + rows)[:, None] * row_stride + head * channels + c[None, :]
     return tl.load(ptr + places, mask=(rows < row_count)[:, None] & (c < channels)[None, :], other=0.0)
-
-
-@triton.jit
-def _product(a, b, ACC: tl.constexpr, DOT: tl.constexpr):
-    return tl.dot(a.to(DOT), b.to(DOT), input_precision="ieee", out_dtype=ACC)
 
 
 @triton.jit
@@ -56,19 +58,19 @@ def _mixed_scores(
     for i in range(heads):
         q = _tokens(q_ptr, batch, m, queries, q_stride, i, channels, CHANNELS)
         k = _tokens(k_ptr, batch, n, keys, k_stride, i, channels, CHANNELS)
-        s += tl.load(mix_ptr + j * heads + i).to(ACC) * _product(q, tl.trans(k), ACC, DOT)
+        s += tl.load(mix_ptr + j * heads + i).to(ACC) * product(q, tl.trans(k), ACC, DOT)
     return tl.where((n < keys)[None, :], s * (scale * LOG2_E), float("-inf"))
 
 
 @triton.jit
 def _forward_kernel(
     q_ptr,  # [batch, queries, heads channels], rows q_stride apart
-    k_ptr, v_ptr,  # [batch, keys, heads channels], rows k_stride apart
+    k_ptr, v_ptr,  # [batch, keys, heads channels], rows k_stride and v_stride apart
     mix_ptr,  # [heads, heads]
     attended_ptr,  # [batch, queries, heads channels]
     lse_ptr,  # [batch, heads, queries]: base-2 logarithm of the sum of exponentials
     squares_ptr,  # [batch, heads, queries]: sum of the squared weights
-    queries, keys, q_stride, k_stride, scale,
+    queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +92,8 @@ def _forward_kernel(
         shrink = tl.exp2(largest - larger)
         total = total * shrink + tl.sum(p, 1)
         squares = squares * shrink * shrink + tl.sum(p * p, 1)
-        v = _tokens(v_ptr, batch, n, keys, k_stride, j, channels, CHANNELS)
-        attended = attended * shrink[:, None] + _product(p, v, ACC, DOT)
+        v = _tokens(v_ptr, batch, n, keys, v_stride, j, channels, CHANNELS)
+        attended = attended * shrink[:, None] + product(p, v, ACC, DOT)
         largest = larger
     c = tl.arange(0, CHANNELS)
     places = ((batch * queries + m)[:, None] * heads + j) * channels + c[None, :]
@@ -105,7 +107,7 @@ def _forward_kernel(
 @triton.jit
 def _score_gradients(
     q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,
-    batch, j, m, n, queries, keys, q_stride, k_stride, scale,
+    batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -122,8 +124,8 @@ def _score_gradients(
     grad = _tokens(grad_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
     attended = _tokens(attended_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
     row_sum = tl.sum(grad.to(ACC) * attended.to(ACC), 1) + 2 * grad_squares * squares
-    v = _tokens(v_ptr, batch, n, keys, k_stride, j, channels, CHANNELS)
-    grad_p = _product(grad, tl.trans(v), ACC, DOT) + 2 * grad_squares[:, None] * p
+    v = _tokens(v_ptr, batch, n, keys, v_stride, j, channels, CHANNELS)
+    grad_p = product(grad, tl.trans(v), ACC, DOT) + 2 * grad_squares[:, None] * p
     return p, p * (grad_p - row_sum[:, None]), grad
 
 
@@ -132,7 +134,7 @@ def _query_gradients_kernel(
     q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr,  # as in the forward kernel
     grad_ptr, grad_squares_ptr,  # of attended and squares
     grad_q_ptr,  # [batch, queries, heads channels]
-    queries, keys, q_stride, k_stride, scale,
+    queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -146,12 +148,12 @@ def _query_gradients_kernel(
         for j in range(heads):
             _, grad_s, _ = _score_gradients(
                 q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,
-                batch, j, m, n, queries, keys, q_stride, k_stride, scale,
+                batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
                 heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
             )  # fmt: skip
             mixed += tl.load(mix_ptr + j * heads + i).to(ACC) * grad_s
         k = _tokens(k_ptr, batch, n, keys, k_stride, i, channels, CHANNELS)
-        grad_q += _product(mixed, k, ACC, DOT)
+        grad_q += product(mixed, k, ACC, DOT)
     c = tl.arange(0, CHANNELS)
     places = ((batch * queries + m)[:, None] * heads + i) * channels + c[None, :]
     mask = (m < queries)[:, None] & (c < channels)[None, :]
@@ -163,7 +165,7 @@ def _key_gradients_kernel(
     q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,  # as above
     grad_k_ptr, grad_v_ptr,  # [batch, keys, heads channels]
     grad_mix_ptr,  # [SLOTS, heads, heads], float32
-    queries, keys, q_stride, k_stride, scale,
+    queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -177,12 +179,12 @@ def _key_gradients_kernel(
     for start in range(0, queries, QUERIES):
         m = start + tl.arange(0, QUERIES)
         q = _tokens(q_ptr, batch, m, queries, q_stride, i, channels, CHANNELS)
-        own = _product(q, tl.trans(k), ACC, DOT)
+        own = product(q, tl.trans(k), ACC, DOT)
         mixed = tl.zeros([QUERIES, KEYS], ACC)
         for j in range(heads):
             p, grad_s, grad = _score_gradients(
                 q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,
-                batch, j, m, n, queries, keys, q_stride, k_stride, scale,
+                batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
                 heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
             )  # fmt: skip
             mixed += tl.load(mix_ptr + j * heads + i).to(ACC) * grad_s
@@ -190,8 +192,8 @@ def _key_gradients_kernel(
                 grad_mix_ptr + slot + j * heads + i, tl.sum(tl.sum(grad_s * own, 1), 0) * scale, sem="relaxed"
             )
             if j == i:
-                grad_v += _product(tl.trans(p), grad, ACC, DOT)
-        grad_k += _product(tl.trans(mixed), q, ACC, DOT)
+                grad_v += product(tl.trans(p), grad, ACC, DOT)
+        grad_k += product(tl.trans(mixed), q, ACC, DOT)
     c = tl.arange(0, CHANNELS)
     places = ((batch * keys + n)[:, None] * heads + i) * channels + c[None, :]
     mask = (n < keys)[:, None] & (c < channels)[None, :]
@@ -201,23 +203,27 @@ def _key_gradients_kernel(
 
 def _run(kernel: Any, of: str, tensors: tuple[Tensor, ...], heads: int, scale: float) -> None:
     """Start a kernel for every image, head and tile of "queries" or chunk of "keys"."""
-    q, k = tensors[:2]
+    q, k, v = tensors[:3]
     (batch, queries, width), keys = q.shape, k.shape[1]
     accumulate = tl.float64 if q.dtype == torch.float64 else tl.float32
     constants = {
         "heads": heads,
         "channels": width // heads,
-        "QUERIES": tile(queries, QUERIES),
-        "KEYS": tile(keys, KEYS),
         "CHANNELS": tile(max(LEAST_CHANNELS, width // heads)),
         "ACC": accumulate,
         "DOT": accumulate if INTERPRETED else TYPES[q.dtype],  # the interpreter knows no products of bfloat16
     }
-    pieces = triton.cdiv(queries, constants["QUERIES"]) if of == "queries" else triton.cdiv(keys, constants["KEYS"])
-    with torch.cuda.device_of(q):
-        kernel[batch * heads, pieces](
-            *tensors, queries, keys, q.stride(1), k.stride(1), scale, **constants, num_warps=4, num_stages=2
-        )
+
+    def run(launch: Launch) -> None:
+        of_queries, of_keys = tile(queries, launch.queries), tile(keys, launch.keys)
+        pieces = triton.cdiv(queries, of_queries) if of == "queries" else triton.cdiv(keys, of_keys)
+        with torch.cuda.device_of(q):
+            kernel[batch * heads, pieces](
+                *tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale, **constants,
+                QUERIES=of_queries, KEYS=of_keys, num_warps=launch.warps, num_stages=launch.stages,
+            )  # fmt: skip
+
+    start_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), LAUNCHES, run)
 
 
 @torch.library.custom_op("interlayer::mixed_attention", mutates_args=())
@@ -278,14 +284,14 @@ def _(grad: Tensor, grad_squares: Tensor, q: Tensor, k: Tensor, v: Tensor, mix: 
 
 
 @register_flop_formula(torch.ops.interlayer.mixed_attention)
-def _flops(q: Any, k: Any, *rest: Any, **_: Any) -> int:
-    """As the equations have it, the products of q and k once for each head; shapes stand for the tokens."""
-    return 4 * q[0] * q[1] * k[1] * q[2]
+def _flops(q: Any, k: Any, v: Any, mix: Any, *rest: Any, **_: Any) -> int:
+    """As the equations have it: q · k, the mixture and P v, each once for each head; shapes stand for the tokens."""
+    return 2 * q[0] * q[1] * k[1] * (2 * q[2] + mix[0] ** 2)
 
 
 @register_flop_formula(torch.ops.interlayer.mixed_attention_backward)
-def _backward_flops(grad: Any, grad_squares: Any, q: Any, k: Any, *rest: Any, **_: Any) -> int:
-    return 10 * q[0] * q[1] * k[1] * q[2]
+def _backward_flops(grad: Any, grad_squares: Any, q: Any, k: Any, v: Any, mix: Any, *rest: Any, **_: Any) -> int:
+    return 2 * q[0] * q[1] * k[1] * (5 * q[2] + 3 * mix[0] ** 2)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -301,21 +307,18 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _objection(
-    q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, *, heads: int, scale: float, eps: float = EPS
+    q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
 ) -> str | None:
     if not q.dtype == k.dtype == v.dtype or q.dtype not in TYPES:
         return f"the tokens must be of one floating-point type, got {q.dtype}, {k.dtype} and {v.dtype}"
-    if any(t.stride(2) != 1 or t.stride(0) != t.shape[1] * t.stride(1) for t in (q, k, v)) or k.stride() != v.stride():
-        return "tokens must lie one after another, their channels together, keys and values alike"
+    if any(t.stride(2) != 1 or t.stride(0) != t.shape[1] * t.stride(1) for t in (q, k)):
+        return "tokens must lie one after another, their channels together"
     if q.shape[2] > MOST_CHANNELS * heads:
         return f"a head must have at most {MOST_CHANNELS} channels, got {q.shape[2] // heads}"
     return why_not_here(q)
 
 
-@mixed_attention.kernel("triton", _objection)
-def _fused(
-    q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, *, heads: int, scale: float, eps: float = EPS
-) -> Tensor:
-    check_mixed(q, k, v, mix, heads)
-    attended, squares, _ = _forward(q, k, v, mix, heads, scale)
-    return normalise(attended, squares, v, bias, eps)
+@attend_mixed.kernel("triton", _objection)
+def _fused(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float) -> Tensor:
+    attended, squares, _ = _forward(q, k, centred(v), mix, heads, scale)
+    return normalise(attended, squares, k.shape[1], bias, eps)
