@@ -30,6 +30,7 @@ def convert(
         save_weights,
         unwrap,
     )
+    from interlayer.models.rows import ROWS
 
     from .names import create
 
@@ -38,7 +39,8 @@ def convert(
     checkpoint, descriptions = read_checkpoint(source)
     tensors = unwrap(checkpoint)
     given = dict(_pair(entry) for entry in option or [])
-    network = create(model, reading=reading, **({"attach_options": given} if given else {}))
+    read = {"reading": reading} if model in ROWS else {}  # of a network without a mechanism there is one reading
+    network = create(model, **read, **({"attach_options": given} if given else {}))
     classifier = network.default_cfg["classifier"]
     head = tensors.get(f"{classifier}.weight", tensors.get(f"{classifier}.1.weight"))
     if head is not None and len(head) != network.num_classes:
@@ -46,7 +48,7 @@ def convert(
     check_description(descriptions, network)
     converted = convert_checkpoint(tensors, network)
     save_weights(network, target, converted)
-    typer.echo(f"{target}: {len(converted)} tensors of {model}, reading {reading!r}")
+    typer.echo(f"{target}: {len(converted)} tensors of {model}" + (f", reading {reading!r}" if read else ""))
 
 
 def _pair(entry: str) -> tuple[str, object]:

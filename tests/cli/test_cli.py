@@ -128,6 +128,18 @@ def test_convert(published, tmp_path):
         interlayer.load_weights(paper, target)
 
 
+@pytest.mark.slow
+def test_convert_a_network_of_one_reading(tmp_path):
+    """ResT's files are the authors' own network: there is no reading to choose."""
+    model = timm.create_model("rest_lite", num_classes=3)
+    torch.save({"model": model.state_dict()}, tmp_path / "rest.pth")
+    result = run("convert", tmp_path / "rest.pth", tmp_path / "rest.safetensors", "--model", "rest_lite")
+    assert result.returncode == 0, result.stderr
+    other = timm.create_model("rest_lite", num_classes=3)
+    interlayer.load_weights(other, tmp_path / "rest.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
+
+
 def test_convert_refuses_what_does_not_fit_and_writes_nothing(published, tmp_path):
     source, _ = published
     target = tmp_path / "converted.safetensors"

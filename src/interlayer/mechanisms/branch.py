@@ -25,6 +25,14 @@ from .description import record_description
 
 REDUCTION = 16  # of the hidden layer of SE and of bridge attention, as their papers have it
 DIA_REDUCTION = 4  # of the hidden layers of DIA's LSTM
+# timm's attention layers, as its ResNets take them. SE as first published has no bias, which RLA's printed counts show.
+ON_BRANCH: dict[str, Any] = {
+    "se": partial(SEModule, rd_ratio=1 / REDUCTION, bias=False),
+    "eca": "eca",
+    "cbam": "cbam",
+    "gc": "gc",
+    "nl": "nl",
+}
 
 
 class BranchGate(nn.Module):
@@ -56,11 +64,8 @@ class BranchAttention(BranchGate):
 
     def __init__(self, channels: int, *, kind: str) -> None:
         super().__init__()
-        layer: Any = kind
-        if kind == "se":  # the original: a reduction of 16 and no bias
-            layer = partial(SEModule, rd_ratio=1 / REDUCTION, bias=False)
         self.kind = kind
-        self.attention = create_attn(layer, channels)
+        self.attention = create_attn(ON_BRANCH[kind], channels)
 
     def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
         return self.attention(y), None

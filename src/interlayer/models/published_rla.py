@@ -54,8 +54,13 @@ def from_published_rla(source: Mapping[str, Tensor], model: nn.Module) -> dict[s
     rla: Any = getattr(model, "rla", None)
     if rla is None:
         return dict(source)
-    blocks = [(name, block.interlayer_state) for name, block in attached_blocks(model)]
-    mobile = any(name.startswith("blocks.") for name, _ in blocks)
+    places = {name: block.interlayer_state for name, block in attached_blocks(model)}
+    mobile = any(name.startswith("blocks.") for name in places)
+    names = set(model.state_dict())
+
+    def block_of(stage: int, index: int) -> str:
+        return f"blocks.{stage}.{index}" if mobile else f"layer{stage + 1}.{index}"
+
     compressions = [  # there in order of stage and width, here by stage
         f"rla.stages.{s}.compress.{w}" for s, stage in enumerate(rla.stages) for w in range(len(stage.compress))
     ]
@@ -63,15 +68,15 @@ def from_published_rla(source: Mapping[str, Tensor], model: nn.Module) -> dict[s
     for name, tensor in source.items():
         module, _, kind = name.rpartition(".")
         if found := re.match(r"stages\.(\d+)\.(\d+)\.(.+)$", module):
-            stage, index, inner = int(found[1]), int(found[2]), found[3]
-            block = f"blocks.{stage}.{index}" if mobile else f"layer{stage + 1}.{index}"
-            place = next((place for other, place in blocks if other == block), None)
-            result |= _of_block(model, rla, block, place, inner, kind, tensor, mobile)
+            block = block_of(int(found[1]), int(found[2]))
+            prefixes = RESNET
+            if mobile:
+                prefixes = INVERTED if f"{block}.conv_pwl.weight" in names else NOT_EXPANDED
+            result |= _of_block(rla, block, places.get(block), found[3], kind, tensor, prefixes, mobile)
         elif found := re.match(r"conv_outs\.(\d+)$", module):
             result[f"{_at(compressions, int(found[1]), module)}.{kind}"] = tensor
         elif found := re.match(r"stage_bns\.(\d+)\.(\d+)$", module):
-            block = f"blocks.{found[1]}.{found[2]}" if mobile else f"layer{int(found[1]) + 1}.{found[2]}"
-            place = next((place for other, place in blocks if other == block), None)
+            place = places.get(block_of(int(found[1]), int(found[2])))
             norm = module if place is None else f"rla.stages.{place.stage}.norms.{place.index}"
             result[f"{norm}.{kind}"] = tensor
         elif found := re.match(r"recurrent_convs\.(\d+)(?:\.(\w+))?$", module):
@@ -80,20 +85,23 @@ def from_published_rla(source: Mapping[str, Tensor], model: nn.Module) -> dict[s
         elif re.match(r"recurrent_dsconvs\.\d+$", module):
             result[f"rla.recurrent.{kind}"] = tensor  # five names of one convolution: the last to be loaded stays
         else:
-            result |= _of_network(model, rla, module, kind, tensor, mobile)
+            result |= _of_network(rla, module, kind, tensor, mobile)
     return result
 
 
 def _of_block(
-    model: nn.Module, rla: Any, block: str, place: Any, inner: str, kind: str, tensor: Tensor, mobile: bool
+    rla: Any,
+    block: str,
+    place: Any,
+    inner: str,
+    kind: str,
+    tensor: Tensor,
+    prefixes: Mapping[str, str],
+    mobile: bool,
 ) -> dict[str, Tensor]:
     if inner in ("conv_out", "recurrent_conv", "bn_rla") and place is not None:  # not shared
         ours = {"conv_out": "compress", "recurrent_conv": "recurrent", "bn_rla": "norms"}[inner]
         return {f"rla.stages.{place.stage}.{ours}.{place.index}.{kind}": tensor}
-    prefixes = RESNET
-    if mobile:
-        expanded = f"{block}.conv_pwl.weight" in dict(model.named_parameters())
-        prefixes = INVERTED if expanded else NOT_EXPANDED
     known = next((prefix for prefix in sorted(prefixes, key=len, reverse=True) if _is_under(inner, prefix)), None)
     renamed = inner if known is None else prefixes[known] + inner.removeprefix(known)
     of_state = (OF_STATE_INVERTED if mobile else OF_STATE_RESNET).get(inner)
@@ -111,7 +119,7 @@ def _of_block(
     }
 
 
-def _of_network(model: nn.Module, rla: Any, module: str, kind: str, tensor: Tensor, mobile: bool) -> dict[str, Tensor]:
+def _of_network(rla: Any, module: str, kind: str, tensor: Tensor, mobile: bool) -> dict[str, Tensor]:
     if module == "bn2":
         return {f"rla.norm.{kind}": tensor}
     if not mobile:

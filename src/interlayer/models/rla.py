@@ -6,23 +6,13 @@ appendix B.1 and B.2. Variants by the names of Tables 6 and 11.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from timm.layers.squeeze_excite import SEModule
-
+from ..mechanisms.branch import ON_BRANCH
 from . import preresnet, xception  # noqa: F401  registers the backbones of rows below
 from .rows import Row, register_rows
 
 VARIANTS = ("v2", "v3", "v4", "v5", "v6", "postact", "convlstm", "convgru", "unshared", "no_exchange")
-# On the branch of every block: timm's own argument. SE as first published has no bias, which its printed counts show.
-ON_BRANCH: dict[str, Any] = {
-    "se": partial(SEModule, bias=False),
-    "eca": "eca",
-    "cbam": "cbam",
-    "gc": "gc",
-    "nl": "nl",
-}
 
 
 def _with(attention: str) -> dict[str, Any]:
