@@ -52,10 +52,10 @@ def convert(
 
 
 def _pair(entry: str) -> tuple[str, object]:
-    """KEY=VALUE, the value read as YAML reads it."""
-    import yaml
+    """KEY=VALUE, the value read as a recipe reads it."""
+    from interlayer.training.recipe import parsed
 
     key, equals, value = entry.partition("=")
     if not key or not equals:
         raise ValueError(f"--option expects KEY=VALUE, got {entry!r}")
-    return key, yaml.safe_load(value)
+    return key, parsed(value)

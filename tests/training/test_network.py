@@ -5,7 +5,7 @@ import timm
 import torch
 
 import interlayer
-from interlayer.training import load_recipe
+from interlayer.training import RecipeError, load_recipe
 from interlayer.training.network import build_network
 
 
@@ -54,3 +54,28 @@ def test_weights_of_other_blocks_start_a_halonet(tmp_path):
         assert torch.equal(same[key], value), key
         assert ".rel_" in key or torch.equal(larger[key], value), key
     torch.testing.assert_close(larger[name][[0, 11, 22]], table[[0, 5, 10]])  # the ends and the query's own row
+
+
+def test_several_mechanisms_with_their_options():
+    recipe = load_recipe(
+        "digits", model="vit_tiny_patch16_224+cb:scaled=true,blocks=all+mrla_light:channels_per_head=8", image_size=32,
+        attach_options={}, model_options={"patch_size": 8, "depth": 3},
+    )  # fmt: skip
+    names = [name for name, _ in build_network(recipe, 10).named_parameters()]
+    assert sum(name.endswith(".cb.scale") for name in names) == 3
+    assert any(".mrla." in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        ("resnet18+", {}, "names no mechanism after"),
+        ("resnet18+rla:variant", {}, "expected NAME"),
+        ("resnet18+eca+rla", {"state_channels": 8}, "write them behind each"),
+        ("resnet18", {"state_channels": 8}, "attach_options need a mechanism"),
+        ("resnet18+rla:colour=red", {}, "the options do not fit rla"),
+    ],
+)
+def test_names_that_say_nothing_are_refused(model, options, reason):
+    with pytest.raises(RecipeError, match=reason):
+        build_network(load_recipe("digits", model=model, attach_options=options, image_size=32), 10)

@@ -147,8 +147,8 @@ def networks_of(models: Sequence[str]) -> list[str]:
 
 def recipe_for(recipe: Recipe, model: str, seed: int) -> Recipe:
     """The recipe of one run of a comparison."""
-    attached = split_name(model)[1] is not None
-    return recipe.replace(model=model, seed=seed, attach_options=recipe.attach_options if attached else {})
+    one_mechanism = len(split_name(model)[1]) == 1
+    return recipe.replace(model=model, seed=seed, attach_options=recipe.attach_options if one_mechanism else {})
 
 
 def compare(

@@ -14,20 +14,36 @@ from ..mechanisms import fit_halo_tables
 from ..models.checkpoints import CheckpointError, check_description, read_checkpoint, unwrap
 from .batches import Preparation
 from .files import TrainingError
-from .recipe import Recipe, RecipeError
+from .recipe import Recipe, RecipeError, parsed
 
 
-def split_name(name: str) -> tuple[str, str | None]:
-    """A network's name, and the mechanism to attach in NAME+MECHANISM."""
-    backbone, _, mechanism = name.partition("+")
-    return backbone, mechanism or None
+def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """A network's name, and the mechanisms to attach with their options.
+
+    >>> split_name("deit_small_patch16_224+cb:scaled=true,blocks=all+mrla_light")
+    ('deit_small_patch16_224', [('cb', {'scaled': True, 'blocks': 'all'}), ('mrla_light', {})])
+    """
+    backbone, *parts = name.split("+")
+    mechanisms = []
+    for part in parts:
+        mechanism, _, text = part.partition(":")
+        pairs = [entry.partition("=") for entry in text.split(",") if entry]
+        if not mechanism or not all(key and equals for key, equals, _ in pairs):
+            raise RecipeError(f"expected NAME+MECHANISM, or NAME+MECHANISM:KEY=VALUE,KEY=VALUE, got {name!r}")
+        mechanisms.append((mechanism, {key: parsed(value) for key, _, value in pairs}))
+    return backbone, mechanisms
 
 
 def build_network(recipe: Recipe, classes: int) -> nn.Module:
     """The network of a recipe, for that many classes, with the weights it starts from."""
     if not recipe.model:
         raise RecipeError("the recipe names no model: give --model NAME, or NAME+MECHANISM to attach one")
-    name, mechanism = split_name(recipe.model)
+    name, mechanisms = split_name(recipe.model)
+    if recipe.attach_options and len(mechanisms) != 1:
+        needed = (
+            "one mechanism: write them behind each, NAME+cb:scaled=true+mrla_light" if mechanisms else "a mechanism"
+        )
+        raise RecipeError(f"attach_options need {needed}, got --model {recipe.model}")
     try:
         models.check_name(name)
     except ValueError as error:
@@ -42,10 +58,8 @@ def build_network(recipe: Recipe, classes: int) -> nn.Module:
     except (TypeError, RuntimeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise TrainingError(f"{name} cannot be built{f' with {given}' if given else ''}: {reason(error)}") from error
-    if mechanism is not None:
-        network = _attach(network, mechanism, recipe)
-    elif recipe.attach_options:
-        raise RecipeError(f"attach_options need a mechanism: --model {recipe.model}+mrla_light")
+    for mechanism, inline in mechanisms:
+        network = _attach(network, mechanism, {**recipe.attach_options, **inline}, recipe)
     if recipe.weights:
         start_from(network, recipe.weights)
     if recipe.zero_head:
@@ -68,8 +82,7 @@ def _create(name: str, recipe: Recipe, options: dict[str, Any], classes: int) ->
     return timm.create_model(name, **options)
 
 
-def _attach(network: nn.Module, mechanism: str, recipe: Recipe) -> nn.Module:
-    options = dict(recipe.attach_options)
+def _attach(network: nn.Module, mechanism: str, options: dict[str, Any], recipe: Recipe) -> nn.Module:
     takes = hosts.options_of(mechanism)
     if (recipe.pretrained or recipe.weights) and "init" in takes:
         options.setdefault("init", "identity")  # trained weights keep their function at the start
@@ -80,7 +93,7 @@ def _attach(network: nn.Module, mechanism: str, recipe: Recipe) -> nn.Module:
     try:
         return hosts.attach(network, mechanism, **options)
     except TypeError as error:
-        raise RecipeError(f"attach_options do not fit {mechanism}: {reason(error)}") from error
+        raise RecipeError(f"the options do not fit {mechanism}: {reason(error)}") from error
 
 
 def check_size(network: nn.Module, name: str, size: int) -> None:
@@ -147,5 +160,5 @@ def preparation_of(network: nn.Module, recipe: Recipe) -> Preparation:
 
 def plain_name(name: str) -> str:
     """The backbone that a network extends, by name."""
-    backbone, mechanism = split_name(name)
-    return backbone if mechanism else models.backbone_of(backbone)
+    backbone, mechanisms = split_name(name)
+    return backbone if mechanisms else models.backbone_of(backbone)

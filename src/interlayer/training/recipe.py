@@ -34,7 +34,8 @@ class RecipeError(TrainingError):
 class Recipe:
     """One training setting. Defaults train any network plainly: crop and flip, SGD, cosine."""
 
-    # The network: a name timm knows, or NAME+MECHANISM for a backbone with a mechanism attached.
+    # The network: a name timm knows, or NAME+MECHANISM for a backbone with a mechanism attached; several of them, with
+    # options, as NAME+cb:scaled=true+mrla_light.
     model: str = ""
     model_options: Options = field(default_factory=dict)  # of timm.create_model
     attach_options: Options = field(default_factory=dict)  # of interlayer.attach, for NAME+MECHANISM
@@ -238,7 +239,7 @@ def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Reci
         key, separator, text = override.partition("=")
         if not separator:
             raise RecipeError(f"expected key=value, got {override!r}")
-        _set(merged, key.strip(), _parsed(text))
+        _set(merged, key.strip(), parsed(text))
     merged.update({key: value for key, value in values.items() if value is not None})
     return from_values(merged)
 
@@ -280,7 +281,8 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
     return values
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
+    """A value as YAML reads it; text that is no YAML is itself."""
     try:
         return yaml.safe_load(text) if text.strip() else None
     except yaml.YAMLError:
