@@ -74,8 +74,9 @@ def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -
             axes.plot(places, stage.fitted, "-", color=colour, label=label)
         axes.set_title(f"shared by {by}", fontsize=10)
         axes.set_xlabel("lag" if by == "lag" else "layer" if by == "ordinal" else by)
-        axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
+    highest = max(max((*stage.norms, *stage.fitted)) for _, stages in panels for stage in stages)
+    grid[0].set_ylim(0, 1.06 * highest)  # of all panels, which share the axis
     grid[0].set_ylabel("mean |weight|")
     return figure
 
