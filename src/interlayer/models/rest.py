@@ -23,12 +23,30 @@ import torch
 from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
 from torch import Tensor, nn
 
+from .. import ops
 from ..mechanisms.emsa import EfficientAttention, PixelAttention
 from .classifier import StagedClassifier
 from .config import default_config, register_network
 
 HEADS = (1, 2, 4, 8)
 REDUCTIONS = (8, 4, 2, 1)
+
+
+class TokenNorm(nn.LayerNorm):
+    """A LayerNorm by `interlayer.ops.layer_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.layer_norm(input, self.weight, self.bias, self.eps)
+
+
+class FeedForward(Mlp):
+    """timm's MLP by `interlayer.ops.feed_forward`, where nothing stands between its layers but the activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropping = self.training and (self.drop1.p or self.drop2.p)
+        if dropping or type(self.act) is not nn.GELU or any(m._forward_hooks for m in self.children()):
+            return super().forward(x)
+        return ops.feed_forward(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
 
 
 class ResTBlock(nn.Module):
@@ -45,11 +63,11 @@ class ResTBlock(nn.Module):
         drop_path: float,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(channels)
+        self.norm1 = TokenNorm(channels)
         self.attn = EfficientAttention(channels, heads, reduction=reduction, mixing=mixing, proj_drop=proj_drop)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.norm2 = nn.LayerNorm(channels)
-        self.mlp = Mlp(channels, int(channels * mlp_ratio), drop=proj_drop)
+        self.norm2 = TokenNorm(channels)
+        self.mlp = FeedForward(channels, int(channels * mlp_ratio), drop=proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
         grid = (x.shape[2], x.shape[3])

@@ -7,6 +7,7 @@ from .halo import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
 from .mixed_attention import attention, mixed_attention
 from .recurrence import pointwise, residual_end
+from .tokens import feed_forward, layer_norm
 
 if find_spec("triton") is not None:  # not on every platform that torch runs on
     from ._triton import halo as _fused_halo  # noqa: F401  adds itself to its operation
@@ -20,8 +21,10 @@ __all__ = [
     "backend",
     "backends",
     "depthwise_value",
+    "feed_forward",
     "halo_attention",
     "layer_attention",
+    "layer_norm",
     "light_attention",
     "linear_recurrence",
     "mixed_attention",
