@@ -76,3 +76,10 @@ def test_a_trained_network_takes_another_block_and_image():
 def test_unknown_options_are_named(options, reason):
     with pytest.raises(ValueError, match=reason):
         small(**options)
+
+
+def test_it_compiles_and_exports():
+    model, image = small().eval(), torch.randn(1, 3, 64, 64)
+    expected = model(image)
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(image), expected)
+    torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), expected)

@@ -157,3 +157,10 @@ def test_bad_options_are_named(options, reason):
 def test_tokens_must_fill_their_map():
     with pytest.raises(ValueError, match="expected the tokens of a map of 3 x 4 pixels, got 10"):
         EfficientAttention(16, 2)(torch.randn(1, 10, 16), (3, 4))
+
+
+def test_it_compiles_and_exports():
+    model, image = small().eval(), torch.randn(2, 3, 64, 64)
+    expected = model(image)
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(image), expected)
+    torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), expected)
