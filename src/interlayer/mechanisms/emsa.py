@@ -56,7 +56,7 @@ class EfficientAttention(nn.Module):
         self.shrink: nn.Conv2d | None = None
         self.norm: nn.LayerNorm | None = None
         if reduction > 1:
-            self.shrink = nn.Conv2d(
+            self.shrink = _Shrink(
                 channels, channels, reduction + 1, stride=reduction, padding=reduction // 2, groups=channels
             )
             self.norm = nn.LayerNorm(channels)
@@ -80,6 +80,15 @@ class EfficientAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, reduction={self.reduction}, mixing={self.mix is not None}"
+
+
+class _Shrink(nn.Conv2d):
+    """The depthwise convolution by `interlayer.ops.shrink`."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            return super()._conv_forward(input, weight, bias)
+        return ops.shrink(input, weight, bias, stride=self.stride[0])
 
 
 class PixelAttention(nn.Module):
