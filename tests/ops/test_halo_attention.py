@@ -272,6 +272,13 @@ def test_limits_of_the_kernel_are_said(change, shape, options, reason):
         assert ops.halo_attention(*tensors, **given).isfinite().all()
 
 
+def test_shapes_alone():
+    """On the meta device, where models are counted."""
+    tensors, given = make()
+    with backend("gathered"):
+        assert ops.halo_attention(*(t.to("meta") for t in tensors), **given).shape == (2, 10, 11, 9)
+
+
 def test_maps_must_be_maps():
     tensors, given = make()
     with pytest.raises(ValueError, match=r"expected maps of \[B, C, H, W\]"):

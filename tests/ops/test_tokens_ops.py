@@ -78,3 +78,10 @@ def test_compiled():
     compiled = torch.compile(ops.feed_forward, backend="aot_eager", fullgraph=True)
     for one, other in zip(gradients(compiled, weights()), gradients(ops.feed_forward, weights()), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_shapes_alone():
+    """On the meta device, which autocast does not know: models are counted there."""
+    leaves = [t.detach().to("meta").requires_grad_() for t in weights(torch.float32)]
+    assert ops.feed_forward(*leaves).shape == (2, 5, 4)
+    assert ops.layer_norm(leaves[0], leaves[4], leaves[4], 1e-5).shape == (2, 5, 4)

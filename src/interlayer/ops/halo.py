@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .autocast import without_autocast
 from .dispatch import Operation
 
 
@@ -94,7 +95,7 @@ def halo_attention(
 @partial(Operation, name="halo_attention")
 def attend(q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan) -> Tensor:
     """One block after another."""
-    with torch.autocast(q.device.type, enabled=False):  # which would take the logits in a shorter type
+    with without_autocast(q):  # which would take the logits in a shorter type
         return _by_block(q, k, v, rel_rows, rel_cols, plan)
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .autocast import autocast_type, without_autocast
 from .dispatch import Operation
 
 
@@ -40,7 +41,7 @@ def _objection_to_recompute(x: Tensor, *weights: Tensor) -> str | None:
 def _recomputing(x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
     """The same, keeping the hidden features before the activation alone."""
     x, weight_1, bias_1, weight_2, bias_2 = (_as_autocast(t) for t in (x, weight_1, bias_1, weight_2, bias_2))
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return _GeluLinear.apply(F.linear(x, weight_1, bias_1), weight_2, bias_2)
 
 
@@ -63,8 +64,8 @@ class _GeluLinear(torch.autograd.Function):
 
 def _as_autocast(x: Tensor) -> Tensor:
     """In the type that autocast would give it, where it is on."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    dtype = autocast_type(x)
+    return x if dtype is None else x.to(dtype)
 
 
 @Operation
@@ -74,7 +75,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def _objection_to_narrow(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> str | None:
-    if not torch.is_autocast_enabled(x.device.type):
+    if autocast_type(x) is None:
         return "without autocast the norm's type is that of its input already"
     return None
 
@@ -83,5 +84,5 @@ def _objection_to_narrow(x: Tensor, weight: Tensor, bias: Tensor, eps: float) ->
 def _narrow(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The same with tokens in autocast's type on both sides; mean and variance are added up in float32 all the same."""
     x, weight, bias = (_as_autocast(t) for t in (x, weight, bias))
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
