@@ -9,14 +9,13 @@ its own. Times are medians of single steps (forward, backward, SGD with momentum
 are to the first model, eager to eager and compiled to compiled.
 """
 
-import argparse
+from functools import partial
 
 import timm
-from step_table import print_head, print_step
+from step_table import make_parser, print_table
 from timm.layers.halo_attn import HaloAttn
 from torch import nn
 
-from interlayer.analysis import Setting
 from interlayer.mechanisms import HaloAttention2d
 
 OURS = ", ours"
@@ -41,27 +40,11 @@ def make_model(name: str) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, image_size=256, steps=10)
     default = ["halonet_h1", "halo_h1", "halonet50ts", f"halonet50ts{OURS}"]
     parser.add_argument("--models", nargs="+", default=default)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--image-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--eager-only", action="store_true")
-    parser.add_argument("--compiled-only", action="store_true")
     arguments = parser.parse_args()
-    print_head(arguments.device)
-    for compiled in (False, True):
-        if arguments.eager_only if compiled else arguments.compiled_only:
-            continue
-        setting = Setting(
-            arguments.batch_size, arguments.image_size, arguments.device, "bfloat16", True, compiled, arguments.steps
-        )
-        first = None
-        for name in arguments.models:
-            cost = print_step(name, lambda name=name: make_model(name), setting, first)
-            first = first or cost
+    print_table(arguments, lambda compiled: [(name, partial(make_model, name), "auto") for name in arguments.models])
 
 
 if __name__ == "__main__":

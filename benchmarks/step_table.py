@@ -1,6 +1,7 @@
 """A table of training steps, for the benchmarks of this folder: time, memory and inference, and ratios to the first."""
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -8,15 +9,47 @@ from torch import nn
 import interlayer
 from interlayer.analysis import Cost, Setting, measure
 
+# Label, what makes the model, and the implementation of the operations.
+Row = tuple[str, Callable[[], nn.Module], str]
 
-def print_head(device: str) -> None:
+
+def make_parser(description: str, *, image_size: int, steps: int) -> argparse.ArgumentParser:
+    """The options that all these benchmarks have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )  # fmt: skip
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--image-size", type=int, default=image_size)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--eager-only", action="store_true")
+    parser.add_argument("--compiled-only", action="store_true")
+    return parser
+
+
+def print_table(arguments: argparse.Namespace, rows: Callable[[bool], Iterable[Row]]) -> None:
+    """A line for each of the `rows`, given whether models are compiled: eager first, then compiled."""
+    _print_head(arguments.device)
+    for compiled in (False, True):
+        if arguments.eager_only if compiled else arguments.compiled_only:
+            continue
+        setting = Setting(
+            arguments.batch_size, arguments.image_size, arguments.device, "bfloat16", True, compiled, arguments.steps
+        )
+        first = None
+        for label, make, backend in rows(compiled):
+            cost = _print_step(label, make, setting, first, backend)
+            first = first or cost
+
+
+def _print_head(device: str) -> None:
     if device == "cuda":
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     print(f"{'model':24} {'':18}" + "".join(f" {what:>11} {'ratio':>6}" for what in ("step", "memory", "inference")))
 
 
-def print_step(
-    name: str, make: Callable[[], nn.Module], setting: Setting, first: Cost | None, backend: str = "auto"
+def _print_step(
+    name: str, make: Callable[[], nn.Module], setting: Setting, first: Cost | None, backend: str
 ) -> Cost | None:
     """Measure one model and print its line; what it cost, or None where it could not run, which the line then says."""
     how = ("compiled" if setting.compile else "eager") + ("" if backend == "auto" else f", {backend}")

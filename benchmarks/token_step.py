@@ -8,13 +8,12 @@ self-attention over all tokens, its maps stored ("published") or by torch's fuse
 steps (forward, backward, SGD with momentum), memory is the peak of a step; ratios are to the first line of a table.
 """
 
-import argparse
+from functools import partial
 
 import timm
-from step_table import print_head, print_step
+from step_table import make_parser, print_table
 
 import interlayer  # noqa: F401  registers the models
-from interlayer.analysis import Setting
 
 # label, model, its options, implementation
 TABLES = {
@@ -33,39 +32,15 @@ TABLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, image_size=224, steps=30)
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=TABLES)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--eager-only", action="store_true")
-    parser.add_argument("--compiled-only", action="store_true")
     arguments = parser.parse_args()
     for table in arguments.tables:
-        print_head(arguments.device)
-        for compiled in (False, True):
-            if arguments.eager_only if compiled else arguments.compiled_only:
-                continue
-            setting = Setting(
-                arguments.batch_size,
-                arguments.image_size,
-                arguments.device,
-                "bfloat16",
-                True,
-                compiled,
-                arguments.steps,
-            )
-            first = None
-            for label, name, options, backend in TABLES[table]:
-                cost = print_step(
-                    label,
-                    lambda name=name, options=options: timm.create_model(name, **options),
-                    setting,
-                    first,
-                    backend,
-                )
-                first = first or cost
+        rows = [
+            (label, partial(timm.create_model, name, **options), backend)
+            for label, name, options, backend in TABLES[table]
+        ]
+        print_table(arguments, lambda compiled, rows=rows: rows)
 
 
 if __name__ == "__main__":

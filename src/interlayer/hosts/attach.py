@@ -18,12 +18,11 @@ from .behind import has_layer_attention, place_layer_attention, take_out_layer_a
 from .carry import AttachedBlock, Extended, restore
 from .inside import has_gates, has_rla, own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
 from .layout import Grid
-from .probe import AttachError, evaluating, probe_image, reason
+from .probe import AttachError, reason, run_once
 from .replace import hand_to_replaced, replaced_layers
 from .spatial import local_attentions, place_halo, take_out_halo
 from .stages import Stages
 from .tokens import broadcasting_parts, place_cb, take_out_cb
-from .vilt import run_vilt, vilt_of
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,7 @@ def attach(
         raise AttachError(f"{type(model).__name__} already has {row.kind.name}: detach it first")
     try:
         finish = row.place(model, image_size=image_size, **options)
-        with evaluating(model), torch.no_grad():
-            vilt = vilt_of(model)
-            run_vilt(vilt) if vilt is not None else model(probe_image(model, image_size))
+        run_once(model, image_size)
         if finish is not None:
             finish()
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,25 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
             model(image_of(convolution.in_channels))
             channels = convolution.in_channels
     return image_of(channels)
+
+
+def run_once(model: nn.Module, image_size: int | Grid | None = None) -> None:
+    """Run the model in eval mode on one image, and on two words where it reads both."""
+    with evaluating(model), torch.no_grad():
+        vilt = vilt_of(model)
+        if vilt is None:
+            model(probe_image(model, image_size))
+            return
+        config, first = vilt.config, next(vilt.parameters())
+        size = _pair(config.image_size)
+        words = torch.zeros(1, 2, dtype=torch.long, device=first.device)
+        vilt(input_ids=words, pixel_values=first.new_zeros(1, config.num_channels, *size))
+
+
+def vilt_of(model: nn.Module) -> Any:
+    """The ViltModel in `model`, or None."""
+    vilts = (m for m in model.modules() if type(m).__name__ == "ViltModel" and m.__module__.startswith("transformers."))
+    return next(vilts, None)
 
 
 def match(mechanism: nn.Module, place: nn.Module) -> None:

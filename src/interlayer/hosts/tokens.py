@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
@@ -12,10 +11,10 @@ from ..mechanisms.broadcast import ContextBroadcast, UniformHead, UniformHeadAtt
 from ..mechanisms.description import expect_choice
 from .carry import Extended, extend, release_from, restore
 from .layout import Grid
-from .probe import AttachError, evaluating, match, probe_image
+from .probe import AttachError, match, run_once, vilt_of
 from .replace import put_back, replace, replaced_layers
 from .stages import find_chains
-from .vilt import SLOT, Tokens, broadcasts_in_vilt, place_in_vilt, take_out_of_vilt, vilt_of
+from .vilt import SLOT, BroadcastingOutput, Tokens, place_in_vilt, take_out_of_vilt
 
 Where = Literal["end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"]
 HEADS = ("head", "wide_head", "extra_head")
@@ -145,8 +144,7 @@ def _widths(
         for part, _ in parts
     ]
     try:
-        with evaluating(model), torch.no_grad():
-            model(probe_image(model, image_size))
+        run_once(model, image_size)
     finally:
         for handle in handles:
             handle.remove()
@@ -168,9 +166,8 @@ def broadcasting_parts(model: nn.Module) -> list[tuple[str, Any]]:
     parts = [
         (f"{name}.{SLOT}", getattr(module, SLOT))
         for name, module in model.named_modules()
-        if isinstance(module, Broadcasting)
+        if isinstance(module, (Broadcasting, BroadcastingOutput))
     ]
-    parts += broadcasts_in_vilt(model)
     return parts + [(name, layer) for name, layer in replaced_layers(model) if isinstance(layer, UniformHeadAttention)]
 
 

@@ -49,12 +49,6 @@ class BroadcastingOutput(Extended):
         return getattr(block, SLOT)(output, embeddings.interlayer_chosen) + input_tensor
 
 
-def vilt_of(model: nn.Module) -> Any:
-    """The ViltModel in `model`, or None."""
-    vilts = (m for m in model.modules() if type(m).__name__ == "ViltModel" and m.__module__.startswith("transformers."))
-    return next(vilts, None)
-
-
 def place_in_vilt(vilt: Any, *, upper: bool, scaled: bool, tokens: Tokens) -> None:
     layers = list(vilt.encoder.layer)
     for layer in layers[len(layers) // 2 if upper else 0 :]:
@@ -67,10 +61,6 @@ def place_in_vilt(vilt: Any, *, upper: bool, scaled: bool, tokens: Tokens) -> No
     extend(vilt.embeddings, NotingTokens)
 
 
-def broadcasts_in_vilt(model: nn.Module) -> list[tuple[str, Any]]:
-    return [(f"{n}.{SLOT}", getattr(m, SLOT)) for n, m in model.named_modules() if isinstance(m, BroadcastingOutput)]
-
-
 def take_out_of_vilt(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, BroadcastingOutput):
@@ -81,12 +71,3 @@ def take_out_of_vilt(model: nn.Module) -> None:
             module.__dict__.pop("interlayer_chosen", None)
             del module.interlayer_tokens
             restore(module)  # type: ignore[arg-type]
-
-
-def run_vilt(vilt: Any) -> None:
-    """One forward pass of a blank image and two words."""
-    config, device = vilt.config, next(vilt.parameters()).device
-    size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-    words = torch.zeros(1, 2, dtype=torch.long, device=device)
-    image = torch.zeros(1, config.num_channels, size, size, device=device, dtype=next(vilt.parameters()).dtype)
-    vilt(input_ids=words, pixel_values=image)

@@ -48,6 +48,15 @@ def _tokens(ptr, batch, rows, row_count, row_stride, head, channels: tl.constexp
 
 
 @triton.jit
+def _store(ptr, value, batch, rows, row_count, head, heads, channels: tl.constexpr, CHANNELS: tl.constexpr):
+    """Write a head's channels of some tokens of a map without gaps."""
+    c = tl.arange(0, CHANNELS)
+    places = ((batch * row_count + rows)[:, None] * heads + head) * channels + c[None, :]
+    mask = (rows < row_count)[:, None] & (c < channels)[None, :]
+    tl.store(ptr + places, value.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _mixed_scores(
     q_ptr, k_ptr, mix_ptr, batch, j, m, n, queries, keys, q_stride, k_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
@@ -95,10 +104,7 @@ def _forward_kernel(
         v = _tokens(v_ptr, batch, n, keys, v_stride, j, channels, CHANNELS)
         attended = attended * shrink[:, None] + product(p, v, ACC, DOT)
         largest = larger
-    c = tl.arange(0, CHANNELS)
-    places = ((batch * queries + m)[:, None] * heads + j) * channels + c[None, :]
-    mask = (m < queries)[:, None] & (c < channels)[None, :]
-    tl.store(attended_ptr + places, (attended / total[:, None]).to(attended_ptr.dtype.element_ty), mask=mask)
+    _store(attended_ptr, attended / total[:, None], batch, m, queries, j, heads, channels, CHANNELS)
     of_row = (batch * heads + j) * queries + m
     tl.store(lse_ptr + of_row, largest + tl.log2(total), mask=m < queries)
     tl.store(squares_ptr + of_row, squares / (total * total), mask=m < queries)
@@ -154,10 +160,7 @@ def _query_gradients_kernel(
             mixed += tl.load(mix_ptr + j * heads + i).to(ACC) * grad_s
         k = _tokens(k_ptr, batch, n, keys, k_stride, i, channels, CHANNELS)
         grad_q += product(mixed, k, ACC, DOT)
-    c = tl.arange(0, CHANNELS)
-    places = ((batch * queries + m)[:, None] * heads + i) * channels + c[None, :]
-    mask = (m < queries)[:, None] & (c < channels)[None, :]
-    tl.store(grad_q_ptr + places, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=mask)
+    _store(grad_q_ptr, grad_q * scale, batch, m, queries, i, heads, channels, CHANNELS)
 
 
 @triton.jit
@@ -194,11 +197,8 @@ def _key_gradients_kernel(
             if j == i:
                 grad_v += product(tl.trans(p), grad, ACC, DOT)
         grad_k += product(tl.trans(mixed), q, ACC, DOT)
-    c = tl.arange(0, CHANNELS)
-    places = ((batch * keys + n)[:, None] * heads + i) * channels + c[None, :]
-    mask = (n < keys)[:, None] & (c < channels)[None, :]
-    tl.store(grad_k_ptr + places, (grad_k * scale).to(grad_k_ptr.dtype.element_ty), mask=mask)
-    tl.store(grad_v_ptr + places, grad_v.to(grad_v_ptr.dtype.element_ty), mask=mask)
+    _store(grad_k_ptr, grad_k * scale, batch, n, keys, i, heads, channels, CHANNELS)
+    _store(grad_v_ptr, grad_v, batch, n, keys, i, heads, channels, CHANNELS)
 
 
 def _run(kernel: Any, of: str, tensors: tuple[Tensor, ...], heads: int, scale: float) -> None:
