@@ -6,9 +6,9 @@
 Ways: "triton" is the fused kernel, "gathered" copies the neighbourhoods for scaled_dot_product_attention, "timm" is its
 HaloAttn from queries, keys and values on, "flex" is FlexAttention with the same mask and bias (whose tables get no
 gradient there), "dense" is flash attention of as many queries and keys with no bias and no gathering: a bound, not an
-equal. Times are medians on the GPU, calls queued one
-after another; TFLOP/s counts the two products of attention forward, 2.5 times as many backward; memory is
-the peak beside the inputs.
+equal. Times are medians on the GPU, which is kept busy until all calls are queued, so that Python's time is no part of
+them; TFLOP/s counts the two products of attention forward, 2.5 times as many backward; memory is the peak beside the
+inputs.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import interlayer
 from interlayer import ops
 from interlayer.mechanisms import HaloAttention2d
 
+PAUSE = 10_000_000  # cycles of the GPU for each call to be queued: some 5 ms
 WAYS = ("triton", "gathered", "timm", "flex", "dense")
 
 
@@ -99,7 +100,8 @@ def make_run(way: str, layer: HaloAttention2d, q, k, v, rows, cols):
         return score + scale * (row_logits[b, h, i, below] + col_logits[b, h, i, beside])
 
     mask = create_block_mask(visible, None, None, width * width, width * width, device=q.device)
-    compiled = torch.compile(flex_attention)
+    torch.compiler.reset()  # of shapes before, which would make it compile for all shapes
+    compiled = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(*flat, score_mod=position, block_mask=mask)
 
 
@@ -118,6 +120,7 @@ def measure(run, inputs, backward: bool, steps: int) -> tuple[float, float]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, marks = torch.cuda.memory_allocated(), [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    torch.cuda._sleep(PAUSE * steps)
     marks[0].record()
     for mark in marks[1:]:
         step()

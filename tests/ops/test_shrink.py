@@ -74,9 +74,9 @@ def test_it_is_an_operator_of_torchs():
 
     x, weight, bias = (t.requires_grad_() for t in make((1, 2, 4, 4), 2, torch.float32))
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(kernels._forward, (x, weight, bias, 2), test_utils=tests)
+    torch.library.opcheck(kernels._forward.registered, (x, weight, bias, 2), test_utils=tests)
     grad = torch.ones_like(kernels._forward(x, weight, bias, 2)).detach()
-    torch.library.opcheck(kernels._backward, (grad, x.detach(), weight.detach(), 2), test_utils=tests)
+    torch.library.opcheck(kernels._backward.registered, (grad, x.detach(), weight.detach(), 2), test_utils=tests)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="too large for the interpreter")

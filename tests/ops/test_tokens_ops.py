@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from interlayer import backend, ops
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DOUBLE = torch.float64 if DEVICE == "cpu" else torch.float32  # kernels take float64 in the interpreter alone
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9} if torch.float64 == DOUBLE else {"rtol": 1e-4, "atol": 1e-3}
 
 
 def weights(dtype=torch.float64):
@@ -85,3 +87,79 @@ def test_shapes_alone():
     leaves = [t.detach().to("meta").requires_grad_() for t in weights(torch.float32)]
     assert ops.feed_forward(*leaves).shape == (2, 5, 4)
     assert ops.layer_norm(leaves[0], leaves[4], leaves[4], 1e-5).shape == (2, 5, 4)
+
+
+def draw(*shape, dtype=DOUBLE, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 5, 4),
+        (3, 7, 65),  # no power of two
+        (1, 1, 1),  # one value, whose norm is its bias
+        (700, 96),  # more rows than the programs take at once
+        (2, 3, 1100),  # rows longer than a program's share
+    ],
+)
+def test_the_fused_norm(shape):
+    """Values and all three gradients, in the largest precision."""
+
+    def leaves(dtype):
+        given = [draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype, seed=1), draw(shape[-1], dtype=dtype, seed=2)]
+        return [t.requires_grad_() for t in given]
+
+    with backend("triton"):
+        found = gradients(lambda *t: ops.layer_norm(*t, 1e-5), leaves(DOUBLE))
+    with backend("reference"):
+        expected = gradients(lambda *t: ops.layer_norm(*t, 1e-5), leaves(torch.float64))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, **TOLERANCE)
+
+
+def test_the_fused_norm_under_autocast():
+    """Tokens may come in float32 or bfloat16; they leave in bfloat16, and each gradient has its leaf's type."""
+    for dtype in (torch.float32, torch.bfloat16):
+        leaves = [
+            draw(6, 48, dtype=dtype),
+            draw(48, dtype=torch.float32, seed=1),
+            draw(48, dtype=torch.float32, seed=2),
+        ]
+        leaves = [t.requires_grad_() for t in leaves]
+        with backend("triton"), torch.autocast(DEVICE, torch.bfloat16):
+            found = gradients(lambda *t: ops.layer_norm(*t, 1e-5), leaves)
+        expected = gradients(lambda *t: F.layer_norm(t[0].float(), (48,), t[1], t[2], 1e-5), leaves)
+        assert [t.dtype for t in found] == [torch.bfloat16, dtype, torch.float32, torch.float32]
+        for one, other in zip(found, expected, strict=True):
+            assert (one - other).norm() < 1e-2 * other.norm()
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (1, 1), (700, 130), (3, 300)])
+def test_the_fused_gradients_of_gelu(shape):
+    x, grad = draw(*shape), draw(*shape, seed=1)
+    expected = [t.double() for t in ops.tokens.gelu_gradients.reference(x.double(), grad.double())]
+    with backend("triton"):
+        found = ops.tokens.gelu_gradients(x, grad.clone())
+        sums = ops.tokens.column_sums(grad)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, **TOLERANCE)
+    torch.testing.assert_close(sums.double(), grad.double().sum(0), **TOLERANCE)
+
+
+def test_sums_of_bfloat16_are_added_up_in_float32():
+    x = torch.full((3000, 2), 0.01, dtype=torch.bfloat16, device=DEVICE)
+    with backend("triton"):
+        sums = ops.tokens.column_sums(x)
+    torch.testing.assert_close(sums, x.double().sum(0).float(), rtol=1e-5, atol=0)
+
+
+def test_gradients_are_not_differentiated_again():
+    """An error, not a gradient that is silently missing."""
+    x = draw(2, 3).requires_grad_()
+    with backend("triton"):
+        result = ops.layer_norm(x, draw(3), draw(3), 1e-5)
+    (grad,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()

@@ -17,37 +17,14 @@ parameters, it does not say how; here the other heads' queries and keys are wide
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import ops
 from .description import expect_choice, record_description
-
-
-def _average(x: Tensor) -> Tensor:
-    if x.dim() < 3:
-        raise ValueError(f"expected tokens of [B, N, C] or [B, H, W, C], got {tuple(x.shape)}")
-    return x.mean(tuple(range(1, x.dim() - 1)), keepdim=True)
-
-
-class _Broadcast(torch.autograd.Function):
-    """Eq. 1. It is linear and its matrix symmetric, so gradients go through it as tokens do, in two passes."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.lerp(x, _average(x), 0.5)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Broadcast.apply(grad)
 
 
 class ContextBroadcast(nn.Module):
@@ -68,15 +45,12 @@ class ContextBroadcast(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Of [B, N, C] and `chosen`, [B, N], the others neither count in the mean nor are changed."""
         if chosen is None:
-            return _Broadcast.apply(x) if self.scale is None else self._shared(x, _average(x))
+            return ops.broadcast_context(x, self.scale)
         mask = chosen[..., None]
         average = (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
-        return torch.where(mask, self._shared(x, average), x)
-
-    def _shared(self, x: Tensor, average: Tensor) -> Tensor:
         if self.scale is None:
-            return torch.lerp(x, average, 0.5)
-        return torch.addcmul(x, self.scale.to(x.dtype), average)
+            return torch.where(mask, torch.lerp(x, average, 0.5), x)
+        return torch.where(mask, torch.addcmul(x, self.scale.to(x.dtype), average), x)
 
     def describe(self) -> dict[str, str]:
         return {"mechanism": "ContextBroadcast", "scaled": str(self.scale is not None)}

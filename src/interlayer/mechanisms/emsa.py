@@ -27,6 +27,13 @@ from .. import ops
 Grid = tuple[int, int]
 
 
+class TokenNorm(nn.LayerNorm):
+    """A LayerNorm by `interlayer.ops.layer_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return ops.layer_norm(input, self.weight, self.bias, self.eps)
+
+
 class EfficientAttention(nn.Module):
     """EMSA.
 
@@ -54,12 +61,12 @@ class EfficientAttention(nn.Module):
         self.proj = nn.Linear(channels, channels)
         self.proj_drop = nn.Dropout(proj_drop)
         self.shrink: nn.Conv2d | None = None
-        self.norm: nn.LayerNorm | None = None
+        self.norm: TokenNorm | None = None
         if reduction > 1:
             self.shrink = _Shrink(
                 channels, channels, reduction + 1, stride=reduction, padding=reduction // 2, groups=channels
             )
-            self.norm = nn.LayerNorm(channels)
+            self.norm = TokenNorm(channels)
         self.mix = nn.Conv2d(heads, heads, 1) if mixing and heads > 1 else None
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -67,7 +74,7 @@ class EfficientAttention(nn.Module):
             raise ValueError(f"expected the tokens of a map of {grid[0]} x {grid[1]} pixels, got {x.shape[1]}")
         source = x
         if self.shrink is not None and self.norm is not None:
-            shrunk = self.shrink(x.transpose(1, 2).unflatten(2, grid))
+            shrunk = self.shrink(x.transpose(1, 2).view(x.shape[0], x.shape[2], *grid))
             source = self.norm(shrunk.flatten(2).transpose(1, 2))
         q = self.q(x)
         k, v = self.kv(source).chunk(2, -1)

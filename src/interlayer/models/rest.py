@@ -24,19 +24,12 @@ from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
 from torch import Tensor, nn
 
 from .. import ops
-from ..mechanisms.emsa import EfficientAttention, PixelAttention
+from ..mechanisms.emsa import EfficientAttention, PixelAttention, TokenNorm
 from .classifier import StagedClassifier
 from .config import default_config, register_network
 
 HEADS = (1, 2, 4, 8)
 REDUCTIONS = (8, 4, 2, 1)
-
-
-class TokenNorm(nn.LayerNorm):
-    """A LayerNorm by `interlayer.ops.layer_norm`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return ops.layer_norm(input, self.weight, self.bias, self.eps)
 
 
 class FeedForward(Mlp):
@@ -74,7 +67,7 @@ class ResTBlock(nn.Module):
         tokens = x.flatten(2).transpose(1, 2)
         tokens = tokens + self.drop_path(self.attn(self.norm1(tokens), grid))
         tokens = tokens + self.drop_path(self.mlp(self.norm2(tokens)))
-        return tokens.transpose(1, 2).unflatten(2, grid)
+        return tokens.transpose(1, 2).view(x.shape)
 
 
 class ResT(StagedClassifier):

@@ -73,7 +73,7 @@ def attend_mixed(
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Iterator[Tensor]:
     """[B, heads, ., d] of each."""
-    return (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return (x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2) for x in (q, k, v))
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:

@@ -40,26 +40,49 @@ def _objection_to_recompute(x: Tensor, *weights: Tensor) -> str | None:
 @feed_forward.kernel("recompute", _objection_to_recompute)
 def _recomputing(x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
     """The same, keeping the hidden features before the activation alone."""
-    x, weight_1, bias_1, weight_2, bias_2 = (_as_autocast(t) for t in (x, weight_1, bias_1, weight_2, bias_2))
-    with without_autocast(x):
-        return _GeluLinear.apply(F.linear(x, weight_1, bias_1), weight_2, bias_2)
+    result: Tensor = _FeedForward.apply(x, weight_1, bias_1, weight_2, bias_2, autocast_type(x))
+    return result
 
 
-class _GeluLinear(torch.autograd.Function):
-    """W gelu(x) + b, of which x is kept and gelu(x) is not."""
+class _FeedForward(torch.autograd.Function):
+    """Casts to `dtype`, where it is given, by itself: gradients are cast back once, and those of biases not at all."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(F.gelu(x), weight, bias)
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *weights, dtype = given
+        ctx.types = [t.dtype for t in (x, *weights)]
+        x, weight_1, bias_1, weight_2, bias_2 = (t if dtype is None else t.to(dtype) for t in (x, *weights))
+        hidden = F.linear(x, weight_1, bias_1)
+        ctx.save_for_backward(x, hidden, weight_1, weight_2)
+        return F.linear(F.gelu(hidden), weight_2, bias_2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
+        x, hidden, weight_1, weight_2 = ctx.saved_tensors
         rows = grad.flatten(0, -2)
-        grad_weight = rows.t() @ F.gelu(x).flatten(0, -2)
-        return torch.ops.aten.gelu_backward(grad @ weight, x), grad_weight, rows.sum(0)
+        grad_hidden, activated, grad_bias_1 = gelu_gradients(hidden.flatten(0, -2), rows @ weight_2)
+        grad_weight_2, grad_bias_2 = rows.t() @ activated, column_sums(rows)
+        del activated
+        grad_x, grad_weight_1 = (grad_hidden @ weight_1).view(x.shape), grad_hidden.t() @ x.flatten(0, -2)
+        grads = (grad_x, grad_weight_1, grad_bias_1, grad_weight_2, grad_bias_2)
+        return *(g.to(dtype) for g, dtype in zip(grads, ctx.types, strict=True)), None
+
+
+@Operation
+def gelu_gradients(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of x from that of gelu(x), which may be overwritten; gelu(x); and the gradient's column sums.
+
+    x and grad are [N, C].
+    """
+    grad_x = torch.ops.aten.gelu_backward(grad, x)
+    return grad_x, F.gelu(x), column_sums.reference(grad_x)
+
+
+@Operation
+def column_sums(x: Tensor) -> Tensor:
+    """[C]: the sum over the rows of [N, C], in float32 at least."""
+    return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _as_autocast(x: Tensor) -> Tensor:

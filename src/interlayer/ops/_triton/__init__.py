@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..dispatch import asked_for
 
@@ -55,6 +57,53 @@ def start_fitting(key: Hashable, launches: tuple[Launch, ...], run: Callable[[La
         else:
             _FITTING[key] = number
             return
+
+
+class Operator:
+    """An operator of torch's, so that torch.compile and counters of FLOPs take it as one.
+
+    Where nothing looks on, its function is called directly: torch's way to an operator written in Python takes longer
+    than a small kernel runs. Use as a decorator, with the operator's name.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.registered = torch.library.custom_op(f"interlayer::{name}", mutates_args=())(function)
+        self.register_fake = self.registered.register_fake
+        self._direct = function
+
+    def register_autograd(self, differentiate: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
+        """As torch.library's, of an operator whose gradient cannot be differentiated again."""
+        self.registered.register_autograd(differentiate, setup_context=setup_context)
+        function = self._direct
+
+        class Direct(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> Any:
+                output = function(*args)
+                setup_context(ctx, args, output)
+                return output
+
+            backward = staticmethod(once_differentiable(differentiate))  # type: ignore[assignment]
+
+        self._direct = Direct.apply
+
+    def __call__(self, *args: Any) -> Any:
+        return self.registered(*args) if watched(args[0]) else self._direct(*args)
+
+
+def watched(x: Tensor) -> bool:
+    """Whether the compiler, a mode or a transform wants to see the operators called on this tensor."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or type(x) not in (Tensor, torch.nn.Parameter)
+    )
+
+
+def why_not_seen_through(x: Tensor) -> str | None:
+    """Why a function that is no operator of torch's cannot take this tensor, or None."""
+    return "where operators are watched, torch's own are seen through" if watched(x) else None
 
 
 def why_not_here(x: Tensor) -> str | None:

@@ -16,7 +16,9 @@ differ from run to run on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ from . import (
     SLOTS,
     TYPES,
     Launch,
+    Operator,
     product,
     start_fitting,
     tile,
@@ -43,16 +46,23 @@ from . import (
 MOST_CHANNELS = 256  # of a head
 MOST_WINDOW = 64
 MOST_TABLE_BYTES = 64 * 1024  # of both tables together, which a program holds whole
-BACKWARD = (Launch(64, 64, 4, 3), *LAUNCHES)
 
 
 def _forward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
     """By what was fastest on an H200 for blocks of 8, 10 and 12 and heads of 16 to 256 channels."""
-    if channels > 64:
-        return LAUNCHES
     if queries <= 64:
-        return Launch(64, 32, 2, 3), *LAUNCHES
-    return Launch(128, 32, 4, 3) if queries <= 128 else Launch(64, 64, 4, 3), *LAUNCHES
+        return (Launch(64, 32, 2, 3), *LAUNCHES) if channels <= 64 else LAUNCHES
+    if channels > 128:
+        return Launch(128, 64, 8, 3), *LAUNCHES
+    if queries <= 128:
+        return Launch(128, 32, 4, 3), *LAUNCHES
+    return Launch(64, 64, 4, 3) if channels <= 64 else Launch(64, 32, 4, 3), *LAUNCHES
+
+
+def _backward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
+    if queries > 64 and channels > 128:
+        return Launch(128, 32, 8, 2), *LAUNCHES
+    return LAUNCHES if queries > 64 and channels > 64 else (Launch(64, 64, 4, 3), *LAUNCHES)
 
 
 @triton.jit
@@ -295,7 +305,11 @@ def _backward_kernel(
 
 
 def _run(
-    kernel: Any, launches: tuple[Launch, ...], tensors: tuple[Tensor, ...], plan: HaloPlan, relative: bool
+    kernel: Any,
+    launches: Callable[[int, int], tuple[Launch, ...]],
+    tensors: tuple[Tensor, ...],
+    plan: HaloPlan,
+    relative: bool,
 ) -> None:
     """Start a kernel for every block, head and tile of queries, cut up in the first way that fits the GPU."""
     q, k, v = tensors[:3]
@@ -333,10 +347,11 @@ def _run(
                 num_warps=launch.warps, num_stages=launch.stages,
             )  # fmt: skip
 
-    start_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), launches, run)
+    ways = launches(side * side, max(channels, value_channels))
+    start_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), ways, run)
 
 
-@torch.library.custom_op("interlayer::halo_attention", mutates_args=())
+@partial(Operator, "halo_attention")
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -360,8 +375,7 @@ def _forward(
     output, lse = _empty_results(q, v, heads)
     relative = rel_rows is not None
     rows, cols = (rel_rows.contiguous(), rel_cols.contiguous()) if relative else (q, q)  # type: ignore[union-attr]
-    launches = _forward_launches((block // stride) ** 2, max(k.shape[1], v.shape[1]) // heads)
-    _run(_forward_kernel, launches, (q, k, v, rows, cols, output, lse), plan, relative)
+    _run(_forward_kernel, _forward_launches, (q, k, v, rows, cols, output, lse), plan, relative)
     return output, lse
 
 
@@ -377,7 +391,7 @@ def _empty_results(q: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     return output, torch.empty((q.shape[0], *q.shape[2:], heads), device=q.device, dtype=accumulate)
 
 
-@torch.library.custom_op("interlayer::halo_attention_backward", mutates_args=())
+@partial(Operator, "halo_attention_backward")
 def _backward(
     grad: Tensor,
     q: Tensor,
@@ -405,7 +419,7 @@ def _backward(
     rows, cols = (rel_rows.contiguous(), rel_cols.contiguous()) if relative else (q, q)  # type: ignore[union-attr]
     grad_rows, grad_cols = (lse.new_zeros((SLOTS.value, *t.shape) if relative else (1, 0)) for t in (rows, cols))
     tensors = (q, k, v, rows, cols, output, lse, grad, grad_q, grad_k, grad_v, grad_rows, grad_cols)
-    _run(_backward_kernel, BACKWARD, tensors, plan, relative)
+    _run(_backward_kernel, _backward_launches, tensors, plan, relative)
     of_tables = (g.sum(0).to(t.dtype) for g, t in ((grad_rows, rows), (grad_cols, cols)))
     return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *of_tables  # type: ignore[return-value]
 

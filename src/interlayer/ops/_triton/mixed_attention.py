@@ -1,18 +1,22 @@
 """Attention with mixed heads that stores no map: the sum of squares that the norm needs comes beside the output.
 
-Forward, a program holds a tile of queries of one image and one head j and goes through the keys in chunks with a
-running softmax; a chunk's scores are the sum over the heads i of M[j, i] q_i k_iᵀ. Backward, with dU the gradient of
-P v, t that of a row's sum of squares and D_i = sum over j of M[j, i] dS'_j,
+Forward, the average is taken off the values. Then a program holds a tile of queries of one image and one head j and
+goes through the keys in chunks with a running softmax; a chunk's scores are the sum over the heads i of M[j, i] q_i
+k_iᵀ. The norm's factor r_j comes from the sums of squares, and multiplies the result. Backward, with g the gradient of
+the result o, t_j = -r_j² (sum of g_j · o_j) / (2 n n'), which is the gradient of a row's sum of squares, and D_i = sum
+over j of M[j, i] dS'_j,
 
-    dP_j  = dU_j v_jᵀ + 2 t_j P_j
-    dS'_j = P_j (dP_j - sum over the row of P_j dP_j),    where that sum is U_j · dU_j + 2 t_j sum P_j²
-    dq_i  = s D_i k_i,   dk_i = s D_iᵀ q_i,   dv_i = P_iᵀ dU_i,   dM[j, i] = s sum of dS'_j (q_i k_iᵀ)
+    dP_j  = r_j g_j v_jᵀ + 2 t_j P_j
+    dS'_j = P_j (dP_j - sum over the row of P_j dP_j),    where that sum is o_j · g_j + 2 t_j sum P_j²
+    dq_i  = s D_i k_i,   dk_i = s D_iᵀ q_i,   dv_i = r_i P_iᵀ g_i,   dM[j, i] = s sum of dS'_j (q_i k_iᵀ)
 
-One kernel takes tiles of queries for dq, another chunks of keys for dk, dv and dM. Both compute the weights anew.
+One kernel takes the rows for o · g and t, another tiles of queries for dq, a third chunks of keys for dk, dv and dM.
+The last two compute the weights anew.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..mixed_attention import attend_mixed, centred, normalise
+from ..mixed_attention import attend_mixed
 from . import (
     INTERPRETED,
     LAUNCHES,
@@ -30,11 +34,13 @@ from . import (
     SLOTS,
     TYPES,
     Launch,
+    Operator,
     product,
     start_fitting,
     tile,
     why_not_here,
 )
+from .broadcast import without_average
 
 MOST_CHANNELS = 128  # of a head
 
@@ -111,34 +117,75 @@ def _forward_kernel(
 
 
 @triton.jit
+def _factor_kernel(
+    squares_ptr,  # [batch, heads, queries]
+    factor_ptr,  # [batch, heads]: r
+    queries, keys, eps,
+    ROWS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, ROWS)
+    total = tl.zeros([ROWS], ACC)
+    for start in range(0, queries, ROWS):
+        total += tl.load(squares_ptr + head * queries + start + m, mask=start + m < queries, other=0.0)
+    mean = tl.full([], 1.0, ACC) / keys
+    variance = tl.sum(total, 0) / queries * mean - mean * mean
+    tl.store(factor_ptr + head, 1 / tl.sqrt(tl.maximum(variance, 0.0) + eps))
+
+
+@triton.jit
+def _row_gradients_kernel(
+    grad_ptr, output_ptr,  # [batch, queries, heads channels]
+    factor_ptr,  # [batch, heads]
+    dots_ptr,  # [batch, heads, queries]: o · g
+    of_squares_ptr,  # [batch, heads]: t
+    queries, keys,
+    heads: tl.constexpr, channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    j = tl.program_id(0) % heads
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    total = tl.zeros([ROWS], ACC)
+    for start in range(0, queries, ROWS):
+        m = start + tl.arange(0, ROWS)
+        grad = _tokens(grad_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
+        output = _tokens(output_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
+        dots = tl.sum(grad.to(ACC) * output.to(ACC), 1)
+        tl.store(dots_ptr + (batch * heads + j) * queries + m, dots, mask=m < queries)
+        total += dots
+    r = tl.load(factor_ptr + batch * heads + j)
+    tl.store(of_squares_ptr + batch * heads + j, -0.5 * r * r * tl.sum(total, 0) / queries / keys)
+
+
+@triton.jit
 def _score_gradients(
-    q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,
+    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,
     batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """P_j, dS'_j and dU_j of a tile of queries and a chunk of keys."""
+    """P_j, dS'_j, g_j and r_j of a tile of queries and a chunk of keys."""
     s = _mixed_scores(
         q_ptr, k_ptr, mix_ptr, batch, j, m, n, queries, keys, q_stride, k_stride, scale,
         heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
     )  # fmt: skip
-    of_row = (batch * heads + j) * queries + m
+    of_head = batch * heads + j
+    of_row = of_head * queries + m
     lse = tl.load(lse_ptr + of_row, mask=m < queries, other=float("inf"))  # no weight beyond the last query
-    squares = tl.load(squares_ptr + of_row, mask=m < queries, other=0.0)
-    grad_squares = tl.load(grad_squares_ptr + of_row, mask=m < queries, other=0.0)
+    twice = 2 * tl.load(of_squares_ptr + of_head)
+    row_sum = tl.load(dots_ptr + of_row, mask=m < queries, other=0.0)
+    row_sum += twice * tl.load(squares_ptr + of_row, mask=m < queries, other=0.0)
+    factor = tl.load(factor_ptr + of_head)
     p = tl.exp2(s - lse[:, None])
     grad = _tokens(grad_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
-    attended = _tokens(attended_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
-    row_sum = tl.sum(grad.to(ACC) * attended.to(ACC), 1) + 2 * grad_squares * squares
     v = _tokens(v_ptr, batch, n, keys, v_stride, j, channels, CHANNELS)
-    grad_p = product(grad, tl.trans(v), ACC, DOT) + 2 * grad_squares[:, None] * p
-    return p, p * (grad_p - row_sum[:, None]), grad
+    grad_p = product(grad, tl.trans(v), ACC, DOT) * factor + twice * p
+    return p, p * (grad_p - row_sum[:, None]), grad, factor
 
 
 @triton.jit
 def _query_gradients_kernel(
-    q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr,  # as in the forward kernel
-    grad_ptr, grad_squares_ptr,  # of attended and squares
+    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr,  # as in the kernels before
+    grad_ptr, dots_ptr, of_squares_ptr,
     grad_q_ptr,  # [batch, queries, heads channels]
     queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
@@ -152,8 +199,8 @@ def _query_gradients_kernel(
         n = start + tl.arange(0, KEYS)
         mixed = tl.zeros([QUERIES, KEYS], ACC)
         for j in range(heads):
-            _, grad_s, _ = _score_gradients(
-                q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,
+            _, grad_s, _, _ = _score_gradients(
+                q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,
                 batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
                 heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
             )  # fmt: skip
@@ -165,7 +212,7 @@ def _query_gradients_kernel(
 
 @triton.jit
 def _key_gradients_kernel(
-    q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,  # as above
+    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,  # as above
     grad_k_ptr, grad_v_ptr,  # [batch, keys, heads channels]
     grad_mix_ptr,  # [SLOTS, heads, heads], float32
     queries, keys, q_stride, k_stride, v_stride, scale,
@@ -185,8 +232,8 @@ def _key_gradients_kernel(
         own = product(q, tl.trans(k), ACC, DOT)
         mixed = tl.zeros([QUERIES, KEYS], ACC)
         for j in range(heads):
-            p, grad_s, grad = _score_gradients(
-                q_ptr, k_ptr, v_ptr, mix_ptr, attended_ptr, lse_ptr, squares_ptr, grad_ptr, grad_squares_ptr,
+            p, grad_s, grad, factor = _score_gradients(
+                q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,
                 batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
                 heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
             )  # fmt: skip
@@ -195,7 +242,7 @@ def _key_gradients_kernel(
                 grad_mix_ptr + slot + j * heads + i, tl.sum(tl.sum(grad_s * own, 1), 0) * scale, sem="relaxed"
             )
             if j == i:
-                grad_v += product(tl.trans(p), grad, ACC, DOT)
+                grad_v += product(tl.trans(p), grad, ACC, DOT) * factor
         grad_k += product(tl.trans(mixed), q, ACC, DOT)
     _store(grad_k_ptr, grad_k * scale, batch, n, keys, i, heads, channels, CHANNELS)
     _store(grad_v_ptr, grad_v, batch, n, keys, i, heads, channels, CHANNELS)
@@ -226,61 +273,74 @@ def _run(kernel: Any, of: str, tensors: tuple[Tensor, ...], heads: int, scale: f
     start_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), LAUNCHES, run)
 
 
-@torch.library.custom_op("interlayer::mixed_attention", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, heads: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """P v, the sum of squares of every row of P, and the base-2 logarithm of its softmax's denominator."""
-    attended, squares, lse = _empty_results(q, heads)
-    _run(_forward_kernel, "queries", (q, k, v, mix.contiguous(), attended, lse, squares), heads, scale)
-    return attended, squares, lse
+def _run_rows(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[Any, ...], of: Tensor, **constants: Any) -> None:
+    """Start a kernel for every image and head; `of` is [B, heads, n]."""
+    batch, heads, queries = of.shape
+    with torch.cuda.device_of(of):
+        kernel[(batch * heads,)](*tensors, *sizes, **constants, ROWS=tile(queries, 64), ACC=TYPES[of.dtype])
+
+
+@partial(Operator, "mixed_attention")
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The result, and what the backward pass needs: the values less their average, for every row of P the base-2
+    logarithm of its softmax's denominator and its sum of squares, and for every head its factor."""
+    values = without_average(v)
+    output, lse, squares, factor = _empty_results(q, heads)
+    _run(_forward_kernel, "queries", (q, k, values, mix.contiguous(), output, lse, squares), heads, scale)
+    _run_rows(_factor_kernel, (squares, factor), (q.shape[1], k.shape[1], eps), squares)
+    output.view(*q.shape[:2], heads, q.shape[2] // heads).mul_(factor[:, None, :, None])
+    return output, values, lse, squares, factor
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, heads: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_results(q, heads)
+def _(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, *options: Any) -> tuple[Tensor, ...]:
+    output, *of_rows = _empty_results(q, heads)
+    return output, torch.empty(v.shape, device=v.device, dtype=v.dtype), *of_rows
 
 
-def _empty_results(q: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    of_rows = {"device": q.device, "dtype": torch.promote_types(q.dtype, torch.float32)}
-    squares, lse = (torch.empty((q.shape[0], heads, q.shape[1]), **of_rows) for _ in range(2))  # type: ignore[call-overload]
-    return torch.empty(q.shape, device=q.device, dtype=q.dtype), squares, lse
+def _empty_results(q: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, queries, _ = q.shape
+    accumulate = torch.promote_types(q.dtype, torch.float32)
+    lse, squares = (torch.empty((batch, heads, queries), device=q.device, dtype=accumulate) for _ in range(2))
+    output = torch.empty(q.shape, device=q.device, dtype=q.dtype)
+    return output, lse, squares, torch.empty((batch, heads), device=q.device, dtype=accumulate)
 
 
-@torch.library.custom_op("interlayer::mixed_attention_backward", mutates_args=())
+@partial(Operator, "mixed_attention_backward")
 def _backward(
     grad: Tensor,
-    grad_squares: Tensor,
     q: Tensor,
     k: Tensor,
-    v: Tensor,
     mix: Tensor,
-    attended: Tensor,
-    squares: Tensor,
+    output: Tensor,
+    values: Tensor,
     lse: Tensor,
+    squares: Tensor,
+    factor: Tensor,
     heads: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and mix."""
-    given = (
-        q,
-        k,
-        v,
-        mix.contiguous(),
-        attended,
-        lse,
-        squares,
-        grad.to(q.dtype).contiguous(),
-        grad_squares.contiguous(),
-    )
-    grad_q, grad_k, grad_v = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, v))
+    grad = grad.to(q.dtype).contiguous()
+    dots, of_squares = torch.empty_like(squares), torch.empty_like(factor)
+    channels = q.shape[2] // heads
+    _run_rows(
+        _row_gradients_kernel, (grad, output, factor, dots, of_squares), (q.shape[1], k.shape[1]), squares,
+        heads=heads, channels=channels, CHANNELS=tile(channels),
+    )  # fmt: skip
+    given = (q, k, values, mix.contiguous(), lse, squares, factor, grad, dots, of_squares)
+    grad_q, grad_k, grad_values = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, values))
     grad_mix = lse.new_zeros((SLOTS.value, heads, heads))
     _run(_query_gradients_kernel, "queries", (*given, grad_q), heads, scale)
-    _run(_key_gradients_kernel, "keys", (*given, grad_k, grad_v, grad_mix), heads, scale)
-    return grad_q, grad_k, grad_v, grad_mix.sum(0).to(mix.dtype)
+    _run(_key_gradients_kernel, "keys", (*given, grad_k, grad_values, grad_mix), heads, scale)
+    return grad_q, grad_k, without_average(grad_values), grad_mix.sum(0).to(mix.dtype)
 
 
 @_backward.register_fake
-def _(grad: Tensor, grad_squares: Tensor, q: Tensor, k: Tensor, v: Tensor, mix: Tensor, *rest: Any) -> Any:
-    return tuple(torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, v, mix))
+def _(grad: Tensor, q: Tensor, k: Tensor, mix: Tensor, output: Tensor, values: Tensor, *rest: Any) -> Any:
+    return tuple(torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, values, mix))
 
 
 @register_flop_formula(torch.ops.interlayer.mixed_attention)
@@ -290,17 +350,22 @@ def _flops(q: Any, k: Any, v: Any, mix: Any, *rest: Any, **_: Any) -> int:
 
 
 @register_flop_formula(torch.ops.interlayer.mixed_attention_backward)
-def _backward_flops(grad: Any, grad_squares: Any, q: Any, k: Any, v: Any, mix: Any, *rest: Any, **_: Any) -> int:
+def _backward_flops(grad: Any, q: Any, k: Any, mix: Any, *rest: Any, **_: Any) -> int:
     return 2 * q[0] * q[1] * k[1] * (5 * q[2] + 3 * mix[0] ** 2)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:4], *output)
-    ctx.heads, ctx.scale = inputs[4:]
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, _, mix, bias, ctx.heads, ctx.scale, _ = inputs
+    ctx.save_for_backward(q, k, mix, bias, *output)
+    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad: Tensor, grad_squares: Tensor, grad_lse: Tensor) -> Any:
-    return *_backward(grad, grad_squares, *ctx.saved_tensors, ctx.heads, ctx.scale), None, None
+def _differentiate(ctx: Any, grad: Tensor | None, *others: Any) -> Any:
+    if grad is None:
+        return (None,) * 8
+    q, k, mix, bias, *given = ctx.saved_tensors
+    grads = _backward(grad, q, k, mix, *given, ctx.heads, ctx.scale)
+    return *grads, torch.zeros_like(bias), None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
@@ -311,7 +376,7 @@ def _objection(
 ) -> str | None:
     if not q.dtype == k.dtype == v.dtype or q.dtype not in TYPES:
         return f"the tokens must be of one floating-point type, got {q.dtype}, {k.dtype} and {v.dtype}"
-    if any(t.stride(2) != 1 or t.stride(0) != t.shape[1] * t.stride(1) for t in (q, k)):
+    if any(t.stride(2) != 1 or t.stride(0) != t.shape[1] * t.stride(1) for t in (q, k, v)):
         return "tokens must lie one after another, their channels together"
     if q.shape[2] > MOST_CHANNELS * heads:
         return f"a head must have at most {MOST_CHANNELS} channels, got {q.shape[2] // heads}"
@@ -320,5 +385,5 @@ def _objection(
 
 @attend_mixed.kernel("triton", _objection)
 def _fused(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float) -> Tensor:
-    attended, squares, _ = _forward(q, k, centred(v), mix, heads, scale)
-    return normalise(attended, squares, k.shape[1], bias, eps)
+    output: Tensor = _forward(q, k, v, mix, bias, heads, scale, eps)[0]
+    return output

@@ -7,6 +7,7 @@ gradient is added up by programs that go through many windows each.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..shrink import shrink
-from . import SLOTS, TYPES, why_not_here
+from . import SLOTS, TYPES, Operator, why_not_here
 
 CHANNELS = 64  # of a program
 PIXELS = 64  # of a program of the input's gradient
@@ -92,7 +93,7 @@ def _input_gradient_kernel(
 def _weight_gradient_kernel(
     grad_ptr,
     x_ptr,
-    grad_weight_ptr,  # [SLOTS, KERNEL KERNEL, channels], float32
+    grad_weight_ptr,  # [SLOTS, channels, KERNEL KERNEL], float32
     outputs, height, width, channels, down, across,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +109,8 @@ def _weight_gradient_kernel(
         total += window.to(ACC) * grad.to(ACC)[None, :]
     slot = (tl.program_id(0) % SLOTS) * channels * (KERNEL * KERNEL)
     mask = (t < KERNEL * KERNEL)[:, None] & (c < channels)[None, :]
-    tl.atomic_add(grad_weight_ptr + slot + t[:, None] * channels + c[None, :], total, mask=mask, sem="relaxed")
+    places = c[None, :] * (KERNEL * KERNEL) + t[:, None]
+    tl.atomic_add(grad_weight_ptr + slot + places, total, mask=mask, sem="relaxed")
 
 
 def _sizes(x: Tensor, stride: int) -> tuple[int, int]:
@@ -131,7 +133,7 @@ def _taps(stride: int) -> int:
     return int(triton.next_power_of_2((stride + 1) ** 2))
 
 
-@torch.library.custom_op("interlayer::shrink", mutates_args=())
+@partial(Operator, "shrink")
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
     batch, channels, height, width = x.shape
     down, across = _sizes(x, stride)
@@ -155,7 +157,7 @@ def _empty_result(x: Tensor, stride: int) -> Tensor:
     return torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("interlayer::shrink_backward", mutates_args=())
+@partial(Operator, "shrink_backward")
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
     batch, channels, height, width = x.shape
@@ -163,7 +165,7 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Ten
     grad, by_tap = grad.to(x.dtype).contiguous(memory_format=torch.channels_last), _by_tap(weight)
     grad_x = torch.empty_like(x)
     accumulate = torch.promote_types(x.dtype, torch.float32)
-    grad_weight = torch.zeros((SLOTS.value, *by_tap.shape), device=x.device, dtype=accumulate)
+    grad_weight = torch.zeros((SLOTS.value, *weight.shape), device=x.device, dtype=accumulate)
     blocks = triton.cdiv(channels, CHANNELS)
     sizes, constants = (height, width, channels, down, across), _constants(x, stride)
     with torch.cuda.device_of(x):
@@ -175,7 +177,7 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Ten
         _weight_gradient_kernel[min(PROGRAMS, outputs), blocks](
             grad, x, grad_weight, outputs, *sizes, TAPS=_taps(stride), **constants
         )
-    return grad_x, grad_weight.sum(0).t().to(weight.dtype).contiguous().view(weight.shape)
+    return grad_x, grad_weight.sum(0).to(weight.dtype)
 
 
 @_backward.register_fake

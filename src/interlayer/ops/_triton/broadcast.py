@@ -1,0 +1,116 @@
+"""Context broadcasting in one pass: a program holds all tokens of one image and some channels.
+
+Both forms are y = a x + w ⊙ mean x, with a = w = 1/2 or a = 1 and w = Λ; a = 1 and w = -1 takes the average off. The
+matrix of this map is symmetric, so the gradient of x is the same map of the gradient of y, and that of Λ is N times the
+product of both averages, summed over the images.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..broadcast import share_average
+from . import TYPES, tile, why_not_here, why_not_seen_through
+
+CHANNELS = 64  # of a program
+MOST_HELD = 256  # tokens that a program keeps while it averages; more are read twice
+
+
+@triton.jit
+def _share_kernel(
+    x_ptr,  # [batch, tokens, channels], tokens row_stride apart
+    scale_ptr,  # [channels]
+    output_ptr,  # [batch, tokens, channels]
+    average_ptr,  # [batch, channels]
+    tokens, channels, row_stride, kept, shared,
+    SCALED: tl.constexpr, HELD: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, TOKENS)
+    row = (image * tokens + n)[:, None]
+    x_ptr += row * row_stride + c[None, :]
+    output_ptr += row * channels + c[None, :]
+    within = (c < channels)[None, :]
+    x = tl.load(x_ptr, mask=(n < tokens)[:, None] & within, other=0.0).to(ACC)
+    total = tl.sum(x, 0)
+    if not HELD:
+        for start in range(TOKENS, tokens, TOKENS):
+            mask = (start + n < tokens)[:, None] & within
+            total += tl.sum(tl.load(x_ptr + start * row_stride, mask=mask, other=0.0).to(ACC), 0)
+    average = total / tokens
+    tl.store(average_ptr + image * channels + c, average, mask=c < channels)
+    share = average * shared
+    if SCALED:
+        share *= tl.load(scale_ptr + c, mask=c < channels, other=0.0).to(ACC)
+    y = x * kept + share[None, :]
+    tl.store(output_ptr, y.to(output_ptr.dtype.element_ty), mask=(n < tokens)[:, None] & within)
+    if not HELD:
+        for start in range(TOKENS, tokens, TOKENS):
+            mask = (start + n < tokens)[:, None] & within
+            x = tl.load(x_ptr + start * row_stride, mask=mask, other=0.0).to(ACC)
+            y = x * kept + share[None, :]
+            tl.store(output_ptr + start * channels, y.to(output_ptr.dtype.element_ty), mask=mask)
+
+
+def _share(x: Tensor, scale: Tensor | None, kept: float, shared: float) -> tuple[Tensor, Tensor]:
+    """kept x + shared scale ⊙ average, and the average of each image's tokens."""
+    batch, channels = x.shape[0], x.shape[-1]
+    tokens = math.prod(x.shape[1:-1])
+    held = tile(tokens) <= MOST_HELD
+    output = torch.empty(x.shape, device=x.device, dtype=x.dtype)
+    accumulate = torch.promote_types(x.dtype, torch.float32)
+    average = torch.empty((batch, channels), device=x.device, dtype=accumulate)
+    with torch.cuda.device_of(x):
+        _share_kernel[batch, triton.cdiv(channels, CHANNELS)](
+            x, x if scale is None else scale.contiguous(), output, average,
+            tokens, channels, x.stride(-2), kept, shared,
+            SCALED=scale is not None, HELD=held, TOKENS=tile(tokens) if held else 64, CHANNELS=CHANNELS,
+            ACC=TYPES[accumulate], num_warps=8 if held else 4,
+        )  # fmt: skip
+    return output, average
+
+
+def without_average(x: Tensor) -> Tensor:
+    """Tokens [B, N, C] less the average of their image's, which is taken in float32 at least."""
+    return _share(x, None, 1.0, -1.0)[0]
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor | None) -> Tensor:
+        ctx.parts = (0.5, 0.5) if scale is None else (1.0, 1.0)
+        output, average = _share(x, scale, *ctx.parts)
+        ctx.save_for_backward(*(() if scale is None else (scale, average)))
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        grad = grad.contiguous()
+        if not ctx.saved_tensors:
+            return _share(grad, None, *ctx.parts)[0], None
+        scale, average = ctx.saved_tensors
+        grad_x, grad_average = _share(grad, scale, *ctx.parts)
+        tokens = math.prod(grad.shape[1:-1])
+        return grad_x, (average * grad_average).sum(0).mul_(tokens).to(scale.dtype)
+
+
+def _objection(x: Tensor, scale: Tensor | None) -> str | None:
+    if not x.is_contiguous() or not x.numel():
+        return "tokens must lie one after another"
+    if x.dtype not in TYPES:
+        return f"tokens must be of a floating-point type, got {x.dtype}"
+    return why_not_seen_through(x) or why_not_here(x)
+
+
+@share_average.kernel("triton", _objection)
+def _fused(x: Tensor, scale: Tensor | None) -> Tensor:
+    return _Share.apply(x, scale)

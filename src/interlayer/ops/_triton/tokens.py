@@ -1,0 +1,219 @@
+"""Norms and activations of tokens, with the sums over all tokens that their backward passes need, in one pass each.
+
+A program takes some rows whole. Sums over all rows are collected by programs that go through many rows each and leave
+one line of [PROGRAMS, C]; the lines are added up behind, so the result does not depend on the programs' order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..autocast import autocast_type
+from ..dispatch import asked_for
+from ..tokens import column_sums, gelu_gradients, layer_norm
+from . import INTERPRETED, TYPES, tile, why_not_here, why_not_seen_through
+
+ELEMENTS = 4096  # of a program at once
+MOST_CHANNELS = 4096  # of a norm
+COLUMNS = 128  # of a program that needs no whole rows
+LEAST_ELEMENTS = 2**22  # of tokens: torch's own kernels take less time to start
+PROGRAMS = 8 if INTERPRETED else 1056  # eight for each multiprocessor of an H200
+
+
+@triton.jit
+def _norm_kernel(
+    x_ptr,  # [rows, channels]
+    weight_ptr, bias_ptr,  # [channels]
+    output_ptr,  # [rows, channels]
+    statistics_ptr,  # [2, rows]: mean, and 1 / sqrt(var + eps)
+    rows, channels, eps,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, CHANNELS)
+    inside = (row < rows)[:, None] & (c < channels)[None, :]
+    places = row[:, None] * channels + c[None, :]
+    x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
+    mean = tl.sum(x, 1) / channels
+    off = tl.where((c < channels)[None, :], x - mean[:, None], 0.0)
+    spread = 1 / tl.sqrt(tl.sum(off * off, 1) / channels + eps)
+    weight = tl.load(weight_ptr + c, mask=c < channels, other=0.0).to(ACC)
+    bias = tl.load(bias_ptr + c, mask=c < channels, other=0.0).to(ACC)
+    y = off * spread[:, None] * weight[None, :] + bias[None, :]
+    tl.store(output_ptr + places, y.to(output_ptr.dtype.element_ty), mask=inside)
+    tl.store(statistics_ptr + row, mean, mask=row < rows)
+    tl.store(statistics_ptr + rows + row, spread, mask=row < rows)
+
+
+@triton.jit
+def _norm_gradients_kernel(
+    x_ptr, weight_ptr, statistics_ptr,  # as above
+    grad_ptr,  # [rows, channels]
+    grad_x_ptr,  # [rows, channels]
+    sums_ptr,  # [programs, 2, channels]: of the weight's and the bias's gradient
+    rows, channels,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    c = tl.arange(0, CHANNELS)
+    weight = tl.load(weight_ptr + c, mask=c < channels, other=0.0).to(ACC)
+    of_weight = tl.zeros([ROWS, CHANNELS], ACC)
+    of_bias = tl.zeros([ROWS, CHANNELS], ACC)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS).to(tl.int64)
+        inside = (row < rows)[:, None] & (c < channels)[None, :]
+        places = row[:, None] * channels + c[None, :]
+        x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
+        grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(ACC)
+        mean = tl.load(statistics_ptr + row, mask=row < rows, other=0.0)
+        spread = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)
+        normed = tl.where(inside, (x - mean[:, None]) * spread[:, None], 0.0)
+        of_weight += grad * normed
+        of_bias += grad
+        weighted = grad * weight[None, :]
+        along = tl.sum(weighted * normed, 1) / channels
+        level = tl.sum(weighted, 1) / channels
+        grad_x = (weighted - level[:, None] - normed * along[:, None]) * spread[:, None]
+        tl.store(grad_x_ptr + places, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+    line = sums_ptr + tl.program_id(0) * 2 * channels + c
+    tl.store(line, tl.sum(of_weight, 0), mask=c < channels)
+    tl.store(line + channels, tl.sum(of_bias, 0), mask=c < channels)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        channels, accumulate = x.shape[-1], torch.promote_types(x.dtype, torch.float32)
+        rows = x.numel() // channels
+        output = torch.empty(x.shape, device=x.device, dtype=dtype)
+        statistics = torch.empty((2, rows), device=x.device, dtype=accumulate)
+        sizes = _row_sizes(channels, ELEMENTS)
+        with torch.cuda.device_of(x):
+            _norm_kernel[(triton.cdiv(rows, sizes["ROWS"]),)](
+                x, weight, bias, output, statistics, rows, channels, eps, **sizes, ACC=TYPES[accumulate]
+            )
+        ctx.save_for_backward(x, weight, statistics)
+        ctx.bias_type = bias.dtype
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, weight, statistics = ctx.saved_tensors
+        channels, rows = x.shape[-1], statistics.shape[1]
+        sizes = _row_sizes(channels, ELEMENTS // 2)
+        programs = min(PROGRAMS, triton.cdiv(rows, sizes["ROWS"]))
+        grad_x = torch.empty(x.shape, device=x.device, dtype=x.dtype)
+        sums = torch.empty((programs, 2, channels), device=x.device, dtype=statistics.dtype)
+        with torch.cuda.device_of(x):
+            _norm_gradients_kernel[(programs,)](
+                x, weight, statistics, grad.contiguous(), grad_x, sums, rows, channels,
+                **sizes, ACC=TYPES[statistics.dtype],
+            )  # fmt: skip
+        grad_weight, grad_bias = sums.sum(0)
+        return grad_x, grad_weight.to(weight.dtype), grad_bias.to(ctx.bias_type), None, None
+
+
+def _row_sizes(channels: int, elements: int) -> dict[str, int]:
+    wide = tile(channels)
+    return {"ROWS": max(1, elements // wide), "CHANNELS": wide}
+
+
+def _objection_to_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> str | None:
+    if not x.is_contiguous() or not x.numel():
+        return "tokens must lie one after another"
+    if x.dtype not in TYPES:
+        return f"tokens must be of a floating-point type, got {x.dtype}"
+    if x.shape[-1] > MOST_CHANNELS:
+        return f"tokens must have at most {MOST_CHANNELS} channels, got {x.shape[-1]}"
+    return _why_not_worth_it(x) or why_not_seen_through(x) or why_not_here(x)
+
+
+def _why_not_worth_it(x: Tensor) -> str | None:
+    if x.numel() < LEAST_ELEMENTS and not asked_for("triton"):
+        return f"for less than {LEAST_ELEMENTS} elements torch's own kernels are as fast"
+    return None
+
+
+@layer_norm.kernel("triton", _objection_to_norm)
+def _fused_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return _LayerNorm.apply(x, weight.contiguous(), bias.contiguous(), eps, autocast_type(x) or x.dtype)
+
+
+@triton.jit
+def _gelu_gradients_kernel(
+    x_ptr,  # [rows, channels]
+    grad_ptr,  # [rows, channels], overwritten by the gradient of x
+    activated_ptr,  # [rows, channels]
+    sums_ptr,  # [programs, channels]
+    rows, channels,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros([ROWS, COLUMNS], ACC)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS).to(tl.int64)
+        inside = (row < rows)[:, None] & (c < channels)[None, :]
+        places = row[:, None] * channels + c[None, :]
+        x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
+        grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(ACC)
+        below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)  # the normal distribution's share below x, and its density
+        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        grad_x = grad * (below + x * density)
+        sums += grad_x
+        tl.store(activated_ptr + places, (x * below).to(activated_ptr.dtype.element_ty), mask=inside)
+        tl.store(grad_ptr + places, grad_x.to(grad_ptr.dtype.element_ty), mask=inside)
+    tl.store(sums_ptr + tl.program_id(0) * channels + c, tl.sum(sums, 0), mask=c < channels)
+
+
+@triton.jit
+def _column_sums_kernel(
+    x_ptr,  # [rows, channels]
+    sums_ptr,  # [programs, channels]
+    rows, channels,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros([ROWS, COLUMNS], ACC)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS).to(tl.int64)
+        inside = (row < rows)[:, None] & (c < channels)[None, :]
+        sums += tl.load(x_ptr + row[:, None] * channels + c[None, :], mask=inside, other=0.0).to(ACC)
+    tl.store(sums_ptr + tl.program_id(0) * channels + c, tl.sum(sums, 0), mask=c < channels)
+
+
+def _collect(kernel: Any, tensors: tuple[Tensor, ...]) -> Tensor:
+    """Run a kernel over the rows of some tensors; the sum that it leaves, [C]."""
+    rows, channels = tensors[0].shape
+    accumulate = torch.promote_types(tensors[0].dtype, torch.float32)
+    columns = tile(channels, COLUMNS)
+    size, across = ELEMENTS // 2 // columns, triton.cdiv(channels, columns)
+    programs = max(1, min(PROGRAMS // across, triton.cdiv(rows, size)))
+    sums = tensors[0].new_empty((programs, channels), dtype=accumulate)
+    with torch.cuda.device_of(sums):
+        kernel[programs, across](*tensors, sums, rows, channels, ROWS=size, COLUMNS=columns, ACC=TYPES[accumulate])
+    return sums.sum(0)
+
+
+def _objection_to_rows(*tensors: Tensor) -> str | None:
+    x = tensors[0]
+    if any(not t.is_contiguous() or t.dtype != x.dtype for t in tensors) or not x.numel() or x.dtype not in TYPES:
+        return "rows must be of one floating-point type and lie one after another"
+    return _why_not_worth_it(x) or why_not_seen_through(x) or why_not_here(x)
+
+
+@gelu_gradients.kernel("triton", _objection_to_rows)
+def _fused_gelu_gradients(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    activated = torch.empty_like(x)
+    sums = _collect(_gelu_gradients_kernel, (x, grad, activated))
+    return grad, activated, sums
+
+
+@column_sums.kernel("triton", _objection_to_rows)
+def _fused_column_sums(x: Tensor) -> Tensor:
+    return _collect(_column_sums_kernel, (x,))
