@@ -46,7 +46,7 @@ LAUNCHES = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), La
 _FITTING: dict[Hashable, int] = {}  # which launch fitted, by kernel and constants
 
 
-def start_fitting(key: Hashable, launches: tuple[Launch, ...], run: Callable[[Launch], None]) -> None:
+def run_fitting(key: Hashable, launches: tuple[Launch, ...], run: Callable[[Launch], None]) -> None:
     """Run a kernel, cut up in the first way that fits the GPU; which one, is remembered for the `key`."""
     for number in range(_FITTING.get(key, 0), len(launches)):
         try:
@@ -119,5 +119,22 @@ def why_not_here(x: Tensor) -> str | None:
 
 def tile(number: int, most: int | None = None) -> int:
     """The power of two that holds `number`: at least the 16 that a product of tiles takes, at most `most`."""
-    size: int = max(16, triton.next_power_of_2(number))
+    size = max(16, power_of_2(number))
     return size if most is None else min(size, most)
+
+
+# Triton's own are functions of its language too, which makes calls from Python slow.
+def power_of_2(number: int) -> int:
+    """The smallest that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def pieces(number: int, size: int) -> int:
+    """How many of a size it takes to hold `number`."""
+    return -(-number // size)
+
+
+def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Start a kernel on the GPU of its first tensor."""
+    with torch.cuda.device_of(args[0]):
+        kernel[grid](*args, **constants)

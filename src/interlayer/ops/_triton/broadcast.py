@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..broadcast import share_average
-from . import TYPES, tile, why_not_here, why_not_seen_through
+from . import TYPES, pieces, run_kernel, tile, why_not_here, why_not_seen_through
 
 CHANNELS = 64  # of a program
 MOST_HELD = 256  # tokens that a program keeps while it averages; more are read twice
@@ -68,13 +68,12 @@ def _share(x: Tensor, scale: Tensor | None, kept: float, shared: float) -> tuple
     output = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     accumulate = torch.promote_types(x.dtype, torch.float32)
     average = torch.empty((batch, channels), device=x.device, dtype=accumulate)
-    with torch.cuda.device_of(x):
-        _share_kernel[batch, triton.cdiv(channels, CHANNELS)](
-            x, x if scale is None else scale.contiguous(), output, average,
-            tokens, channels, x.stride(-2), kept, shared,
-            SCALED=scale is not None, HELD=held, TOKENS=tile(tokens) if held else 64, CHANNELS=CHANNELS,
-            ACC=TYPES[accumulate], num_warps=8 if held else 4,
-        )  # fmt: skip
+    run_kernel(
+        _share_kernel, (batch, pieces(channels, CHANNELS)),
+        x, x if scale is None else scale.contiguous(), output, average, tokens, channels, x.stride(-2), kept, shared,
+        SCALED=scale is not None, HELD=held, TOKENS=tile(tokens) if held else 64, CHANNELS=CHANNELS,
+        ACC=TYPES[accumulate], num_warps=8 if held else 4,
+    )  # fmt: skip
     return output, average
 
 

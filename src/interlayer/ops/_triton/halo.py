@@ -37,8 +37,10 @@ from . import (
     TYPES,
     Launch,
     Operator,
+    pieces,
     product,
-    start_fitting,
+    run_fitting,
+    run_kernel,
     tile,
     why_not_here,
 )
@@ -316,7 +318,7 @@ def _run(
     batch, _, height, width = k.shape
     channels, value_channels = k.shape[1] // plan.heads, v.shape[1] // plan.heads
     side = plan.block // plan.stride
-    down, across = triton.cdiv(height, plan.block), triton.cdiv(width, plan.block)
+    down, across = pieces(height, plan.block), pieces(width, plan.block)
     accumulate = tl.float64 if q.dtype == torch.float64 else tl.float32
     sizes = (height, width, *q.shape[2:], down, across, plan.heads, plan.scale, plan.position_scale / plan.scale)
     constants = {
@@ -340,15 +342,14 @@ def _run(
 
     def run(launch: Launch) -> None:
         queries = tile(side * side, launch.queries)
-        grid = (batch * plan.heads * down * across, triton.cdiv(side * side, queries))
-        with torch.cuda.device_of(q):
-            kernel[grid](
-                *tensors, *sizes, **constants, QUERIES=queries, KEYS=tile(plan.window**2, launch.keys),
-                num_warps=launch.warps, num_stages=launch.stages,
-            )  # fmt: skip
+        grid = (batch * plan.heads * down * across, pieces(side * side, queries))
+        run_kernel(
+            kernel, grid, *tensors, *sizes, **constants, QUERIES=queries, KEYS=tile(plan.window**2, launch.keys),
+            num_warps=launch.warps, num_stages=launch.stages,
+        )  # fmt: skip
 
     ways = launches(side * side, max(channels, value_channels))
-    start_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), ways, run)
+    run_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), ways, run)
 
 
 @partial(Operator, "halo_attention")

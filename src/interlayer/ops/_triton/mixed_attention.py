@@ -35,8 +35,10 @@ from . import (
     TYPES,
     Launch,
     Operator,
+    pieces,
     product,
-    start_fitting,
+    run_fitting,
+    run_kernel,
     tile,
     why_not_here,
 )
@@ -117,20 +119,27 @@ def _forward_kernel(
 
 
 @triton.jit
-def _factor_kernel(
+def _normalise_kernel(
     squares_ptr,  # [batch, heads, queries]
+    output_ptr,  # [batch, queries, heads channels]: P v, made r P v
     factor_ptr,  # [batch, heads]: r
     queries, keys, eps,
-    ROWS: tl.constexpr, ACC: tl.constexpr,
+    heads: tl.constexpr, channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0).to(tl.int64)
-    m = tl.arange(0, ROWS)
+    j = tl.program_id(0) % heads
+    batch = (tl.program_id(0) // heads).to(tl.int64)
     total = tl.zeros([ROWS], ACC)
     for start in range(0, queries, ROWS):
-        total += tl.load(squares_ptr + head * queries + start + m, mask=start + m < queries, other=0.0)
+        m = start + tl.arange(0, ROWS)
+        total += tl.load(squares_ptr + (batch * heads + j) * queries + m, mask=m < queries, other=0.0)
     mean = tl.full([], 1.0, ACC) / keys
     variance = tl.sum(total, 0) / queries * mean - mean * mean
-    tl.store(factor_ptr + head, 1 / tl.sqrt(tl.maximum(variance, 0.0) + eps))
+    factor = 1 / tl.sqrt(tl.maximum(variance, 0.0) + eps)
+    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    output = _tokens(output_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
+    _store(output_ptr, output.to(ACC) * factor, batch, m, queries, j, heads, channels, CHANNELS)
+    if tl.program_id(1) == 0:
+        tl.store(factor_ptr + batch * heads + j, factor)
 
 
 @triton.jit
@@ -263,21 +272,21 @@ def _run(kernel: Any, of: str, tensors: tuple[Tensor, ...], heads: int, scale: f
 
     def run(launch: Launch) -> None:
         of_queries, of_keys = tile(queries, launch.queries), tile(keys, launch.keys)
-        pieces = triton.cdiv(queries, of_queries) if of == "queries" else triton.cdiv(keys, of_keys)
-        with torch.cuda.device_of(q):
-            kernel[batch * heads, pieces](
-                *tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale, **constants,
-                QUERIES=of_queries, KEYS=of_keys, num_warps=launch.warps, num_stages=launch.stages,
-            )  # fmt: skip
+        number = pieces(queries, of_queries) if of == "queries" else pieces(keys, of_keys)
+        run_kernel(
+            kernel, (batch * heads, number),
+            *tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale, **constants,
+            QUERIES=of_queries, KEYS=of_keys, num_warps=launch.warps, num_stages=launch.stages,
+        )  # fmt: skip
 
-    start_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), LAUNCHES, run)
+    run_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), LAUNCHES, run)
 
 
-def _run_rows(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[Any, ...], of: Tensor, **constants: Any) -> None:
-    """Start a kernel for every image and head; `of` is [B, heads, n]."""
-    batch, heads, queries = of.shape
-    with torch.cuda.device_of(of):
-        kernel[(batch * heads,)](*tensors, *sizes, **constants, ROWS=tile(queries, 64), ACC=TYPES[of.dtype])
+def _row_constants(q: Tensor, heads: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Of kernels that take rows of queries and no keys."""
+    channels = q.shape[2] // heads
+    sizes = {"ROWS": tile(q.shape[1], 64), "CHANNELS": tile(channels)}
+    return {"heads": heads, "channels": channels, **sizes, "ACC": TYPES[dtype]}
 
 
 @partial(Operator, "mixed_attention")
@@ -289,8 +298,11 @@ def _forward(
     values = without_average(v)
     output, lse, squares, factor = _empty_results(q, heads)
     _run(_forward_kernel, "queries", (q, k, values, mix.contiguous(), output, lse, squares), heads, scale)
-    _run_rows(_factor_kernel, (squares, factor), (q.shape[1], k.shape[1], eps), squares)
-    output.view(*q.shape[:2], heads, q.shape[2] // heads).mul_(factor[:, None, :, None])
+    constants = _row_constants(q, heads, lse.dtype)
+    run_kernel(
+        _normalise_kernel, (factor.numel(), pieces(q.shape[1], constants["ROWS"])),
+        squares, output, factor, q.shape[1], k.shape[1], eps, **constants,
+    )  # fmt: skip
     return output, values, lse, squares, factor
 
 
@@ -325,10 +337,9 @@ def _backward(
     """Gradients of q, k, v and mix."""
     grad = grad.to(q.dtype).contiguous()
     dots, of_squares = torch.empty_like(squares), torch.empty_like(factor)
-    channels = q.shape[2] // heads
-    _run_rows(
-        _row_gradients_kernel, (grad, output, factor, dots, of_squares), (q.shape[1], k.shape[1]), squares,
-        heads=heads, channels=channels, CHANNELS=tile(channels),
+    run_kernel(
+        _row_gradients_kernel, (factor.numel(),),
+        grad, output, factor, dots, of_squares, q.shape[1], k.shape[1], **_row_constants(q, heads, lse.dtype),
     )  # fmt: skip
     given = (q, k, values, mix.contiguous(), lse, squares, factor, grad, dots, of_squares)
     grad_q, grad_k, grad_values = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, values))

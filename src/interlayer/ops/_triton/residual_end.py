@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..recurrence import objection_to_norm, residual_end
-from . import INTERPRETED, TYPES, tile, why_not_here
+from . import INTERPRETED, TYPES, pieces, tile, why_not_here
 
 ROWS = 64  # pixels a program holds at once
 CHANNELS = 64  # channels it holds at once
@@ -318,8 +318,8 @@ def _blocks(channels: int, state: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _splits(rows: int, channels: int, blocks: dict[str, Any]) -> int:
-    chunks = triton.cdiv(channels, blocks["CHANNELS"])
-    return max(1, min(triton.cdiv(rows, ROWS), PROGRAMS // chunks))
+    chunks = pieces(channels, blocks["CHANNELS"])
+    return max(1, min(pieces(rows, ROWS), PROGRAMS // chunks))
 
 
 class _ResidualEnd(torch.autograd.Function):
@@ -331,7 +331,7 @@ class _ResidualEnd(torch.autograd.Function):
         rows, state = batch * height * width, len(weight)
         blocks = _blocks(channels, state, x.dtype)
         splits = _splits(rows, channels, blocks)
-        chunks = triton.cdiv(channels, blocks["CHANNELS"])
+        chunks = pieces(channels, blocks["CHANNELS"])
         acc = torch.promote_types(x.dtype, torch.float32)
         of_channels = {"CHANNELS": blocks["CHANNELS"], "ACC": blocks["ACC"]}
         sums = torch.empty((splits, 2, channels), device=x.device, dtype=acc)
@@ -346,7 +346,7 @@ class _ResidualEnd(torch.autograd.Function):
         projected = torch.empty(
             (batch, state, height, width), device=x.device, dtype=x.dtype, memory_format=torch.channels_last
         )
-        _end_kernel[(triton.cdiv(rows, ROWS),)](
+        _end_kernel[(pieces(rows, ROWS),)](
             x, x if shortcut is None else shortcut, table, of_state, output, projected, rows, channels, state,
             HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
         )  # fmt: skip
@@ -366,7 +366,7 @@ class _ResidualEnd(torch.autograd.Function):
         rows, state = batch * height * width, len(of_state)
         blocks = _blocks(channels, state, x.dtype)
         splits = _splits(rows, channels, blocks)
-        chunks = triton.cdiv(channels, blocks["CHANNELS"])
+        chunks = pieces(channels, blocks["CHANNELS"])
         # without an activation the gradient passes to the shortcut as it is
         grad_shortcut = torch.empty_like(x) if ctx.relu else grad
         sums = torch.empty((splits, 2, channels), device=x.device, dtype=table.dtype)
@@ -382,7 +382,7 @@ class _ResidualEnd(torch.autograd.Function):
             SPLITS=SPLITS, CHANNELS=blocks["CHANNELS"], ACC=blocks["ACC"],
         )  # fmt: skip
         grad_x = torch.empty_like(x)
-        _input_kernel[(triton.cdiv(rows, ROWS), chunks)](
+        _input_kernel[(pieces(rows, ROWS), chunks)](
             grad_shortcut, x, grad_projected, of_state, table, grad_norm, grad_x, rows, channels, state, **blocks,
         )  # fmt: skip
         return (

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..shrink import shrink
-from . import SLOTS, TYPES, Operator, why_not_here
+from . import SLOTS, TYPES, Operator, pieces, power_of_2, run_kernel, why_not_here
 
 CHANNELS = 64  # of a program
 PIXELS = 64  # of a program of the input's gradient
@@ -130,7 +130,7 @@ def _by_tap(weight: Tensor) -> Tensor:
 
 
 def _taps(stride: int) -> int:
-    return int(triton.next_power_of_2((stride + 1) ** 2))
+    return power_of_2((stride + 1) ** 2)
 
 
 @partial(Operator, "shrink")
@@ -138,12 +138,12 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
     batch, channels, height, width = x.shape
     down, across = _sizes(x, stride)
     output = _empty_result(x, stride)
-    grid = (batch * down * across, triton.cdiv(channels, CHANNELS))
-    with torch.cuda.device_of(x):
-        _forward_kernel[grid](
-            x, _by_tap(weight), bias.contiguous(), output, height, width, channels, down, across,
-            TAPS=_taps(stride), **_constants(x, stride),
-        )  # fmt: skip
+    grid = (batch * down * across, pieces(channels, CHANNELS))
+    run_kernel(
+        _forward_kernel, grid,
+        x, _by_tap(weight), bias.contiguous(), output, height, width, channels, down, across,
+        TAPS=_taps(stride), **_constants(x, stride),
+    )  # fmt: skip
     return output
 
 
@@ -166,17 +166,17 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Ten
     grad_x = torch.empty_like(x)
     accumulate = torch.promote_types(x.dtype, torch.float32)
     grad_weight = torch.zeros((SLOTS.value, *weight.shape), device=x.device, dtype=accumulate)
-    blocks = triton.cdiv(channels, CHANNELS)
+    blocks = pieces(channels, CHANNELS)
     sizes, constants = (height, width, channels, down, across), _constants(x, stride)
-    with torch.cuda.device_of(x):
-        pixels = batch * height * width
-        _input_gradient_kernel[triton.cdiv(pixels, PIXELS), blocks](
-            grad, by_tap, grad_x, pixels, *sizes, PIXELS=PIXELS, **constants
-        )
-        outputs = batch * down * across
-        _weight_gradient_kernel[min(PROGRAMS, outputs), blocks](
-            grad, x, grad_weight, outputs, *sizes, TAPS=_taps(stride), **constants
-        )
+    pixels, outputs = batch * height * width, batch * down * across
+    run_kernel(
+        _input_gradient_kernel, (pieces(pixels, PIXELS), blocks),
+        grad, by_tap, grad_x, pixels, *sizes, PIXELS=PIXELS, **constants,
+    )  # fmt: skip
+    run_kernel(
+        _weight_gradient_kernel, (min(PROGRAMS, outputs), blocks),
+        grad, x, grad_weight, outputs, *sizes, TAPS=_taps(stride), **constants,
+    )  # fmt: skip
     return grad_x, grad_weight.sum(0).to(weight.dtype)
 
 

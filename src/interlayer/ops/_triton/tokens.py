@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from ..autocast import autocast_type
 from ..dispatch import asked_for
 from ..tokens import column_sums, gelu_gradients, layer_norm
-from . import INTERPRETED, TYPES, tile, why_not_here, why_not_seen_through
+from . import INTERPRETED, TYPES, pieces, run_kernel, tile, why_not_here, why_not_seen_through
 
 ELEMENTS = 4096  # of a program at once
 MOST_CHANNELS = 4096  # of a norm
@@ -93,10 +93,10 @@ class _LayerNorm(torch.autograd.Function):
         output = torch.empty(x.shape, device=x.device, dtype=dtype)
         statistics = torch.empty((2, rows), device=x.device, dtype=accumulate)
         sizes = _row_sizes(channels, ELEMENTS)
-        with torch.cuda.device_of(x):
-            _norm_kernel[(triton.cdiv(rows, sizes["ROWS"]),)](
-                x, weight, bias, output, statistics, rows, channels, eps, **sizes, ACC=TYPES[accumulate]
-            )
+        run_kernel(
+            _norm_kernel, (pieces(rows, sizes["ROWS"]),),
+            x, weight, bias, output, statistics, rows, channels, eps, **sizes, ACC=TYPES[accumulate],
+        )  # fmt: skip
         ctx.save_for_backward(x, weight, statistics)
         ctx.bias_type = bias.dtype
         return output
@@ -107,14 +107,13 @@ class _LayerNorm(torch.autograd.Function):
         x, weight, statistics = ctx.saved_tensors
         channels, rows = x.shape[-1], statistics.shape[1]
         sizes = _row_sizes(channels, ELEMENTS // 2)
-        programs = min(PROGRAMS, triton.cdiv(rows, sizes["ROWS"]))
+        programs = min(PROGRAMS, pieces(rows, sizes["ROWS"]))
         grad_x = torch.empty(x.shape, device=x.device, dtype=x.dtype)
         sums = torch.empty((programs, 2, channels), device=x.device, dtype=statistics.dtype)
-        with torch.cuda.device_of(x):
-            _norm_gradients_kernel[(programs,)](
-                x, weight, statistics, grad.contiguous(), grad_x, sums, rows, channels,
-                **sizes, ACC=TYPES[statistics.dtype],
-            )  # fmt: skip
+        run_kernel(
+            _norm_gradients_kernel, (programs,),
+            x, weight, statistics, grad.contiguous(), grad_x, sums, rows, channels, **sizes, ACC=TYPES[sums.dtype],
+        )  # fmt: skip
         grad_weight, grad_bias = sums.sum(0)
         return grad_x, grad_weight.to(weight.dtype), grad_bias.to(ctx.bias_type), None, None
 
@@ -192,11 +191,12 @@ def _collect(kernel: Any, tensors: tuple[Tensor, ...]) -> Tensor:
     rows, channels = tensors[0].shape
     accumulate = torch.promote_types(tensors[0].dtype, torch.float32)
     columns = tile(channels, COLUMNS)
-    size, across = ELEMENTS // 2 // columns, triton.cdiv(channels, columns)
-    programs = max(1, min(PROGRAMS // across, triton.cdiv(rows, size)))
+    size, across = ELEMENTS // 2 // columns, pieces(channels, columns)
+    programs = max(1, min(PROGRAMS // across, pieces(rows, size)))
     sums = tensors[0].new_empty((programs, channels), dtype=accumulate)
-    with torch.cuda.device_of(sums):
-        kernel[programs, across](*tensors, sums, rows, channels, ROWS=size, COLUMNS=columns, ACC=TYPES[accumulate])
+    run_kernel(
+        kernel, (programs, across), *tensors, sums, rows, channels, ROWS=size, COLUMNS=columns, ACC=TYPES[accumulate]
+    )  # fmt: skip
     return sums.sum(0)
 
 
