@@ -5,8 +5,8 @@
     python benchmarks/halo_step.py --models halo_h7 --image-size 600 --batch-size 32 --eager-only
 
 "halonet50ts, ours" is timm's halonet50ts with an attention of this library, of the same shape, in the place of each of
-its own. Times are medians of single steps (forward, backward, SGD with momentum), memory is the peak of a step; ratios
-are to the first model, eager to eager and compiled to compiled.
+its own. Times are medians of steps queued one behind another (forward, backward, SGD with momentum), memory is the peak
+of a step; ratios are to the first model, eager to eager and compiled to compiled.
 """
 
 from functools import partial

@@ -3,8 +3,9 @@
     python benchmarks/rla_step.py                     # on a GPU: batch 256, 224 pixels, bfloat16, channels_last
     python benchmarks/rla_step.py --batch-size 64 --models resnet50 resnet50_rla resnet50_eca_rla
 
-Times are medians of single steps (forward, backward, SGD with momentum), memory is the peak of a step; the ratios are
-to the first model, eager to eager and compiled to compiled. "reference" runs every operation in plain PyTorch.
+Times are medians of steps queued one behind another (forward, backward, SGD with momentum), memory is the peak of a
+step; the ratios are to the first model, eager to eager and compiled to compiled. "reference" runs every operation in
+plain PyTorch.
 """
 
 from functools import partial

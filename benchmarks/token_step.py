@@ -4,8 +4,9 @@
     python benchmarks/token_step.py --tables rest --compiled-only
 
 "published" runs every operation in plain PyTorch, as the authors' program arranges them; "MSA" is ResT-Lite with plain
-self-attention over all tokens, its maps stored ("published") or by torch's fused attention. Times are medians of single
-steps (forward, backward, SGD with momentum), memory is the peak of a step; ratios are to the first line of a table.
+self-attention over all tokens, its maps stored ("published") or by torch's fused attention. Times are medians of steps
+queued one behind another (forward, backward, SGD with momentum), memory is the peak of a step; ratios are to the first
+line of a table.
 """
 
 from functools import partial
