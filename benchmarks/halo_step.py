@@ -2,11 +2,11 @@
 
     python benchmarks/halo_step.py               # on a GPU: batch 256, 256 pixels, bfloat16, channels_last
     python benchmarks/halo_step.py --models halonet50ts "halonet50ts, ours" --batch-size 64
-    python benchmarks/halo_step.py --models halo_h7 --image-size 600 --batch-size 32 --eager-only
+    python benchmarks/halo_step.py --models halo_h7 --image-size 600 --batch-size 32 --modes eager
 
 "halonet50ts, ours" is timm's halonet50ts with an attention of this library, of the same shape, in the place of each of
 its own. Times are medians of steps queued one behind another (forward, backward, SGD with momentum), memory is the peak
-of a step; ratios are to the first model, eager to eager and compiled to compiled.
+of a step; ratios are to the first model, each mode by itself.
 """
 
 from functools import partial

@@ -9,6 +9,9 @@ from torch import nn
 import interlayer
 from interlayer.analysis import Cost, Setting, measure
 
+# "graph" is eager, with the step captured as one CUDA graph: without the processor's time to start its kernels.
+MODES = ("eager", "graph", "compiled")
+
 # Label, what makes the model, and the implementation of the operations.
 Row = tuple[str, Callable[[], nn.Module], str]
 
@@ -22,22 +25,26 @@ def make_parser(description: str, *, image_size: int, steps: int) -> argparse.Ar
     parser.add_argument("--image-size", type=int, default=image_size)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--eager-only", action="store_true")
-    parser.add_argument("--compiled-only", action="store_true")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     return parser
 
 
 def print_table(arguments: argparse.Namespace, rows: Callable[[bool], Iterable[Row]]) -> None:
-    """A line for each of the `rows`, given whether models are compiled: eager first, then compiled."""
+    """A line for each of the `rows`, given whether models are compiled, mode by mode."""
     _print_head(arguments.device)
-    for compiled in (False, True):
-        if arguments.eager_only if compiled else arguments.compiled_only:
-            continue
+    for mode in arguments.modes:
         setting = Setting(
-            arguments.batch_size, arguments.image_size, arguments.device, "bfloat16", True, compiled, arguments.steps
+            arguments.batch_size,
+            arguments.image_size,
+            arguments.device,
+            "bfloat16",
+            channels_last=True,
+            compile=mode == "compiled",
+            steps=arguments.steps,
+            graph=mode == "graph",
         )
         first = None
-        for label, make, backend in rows(compiled):
+        for label, make, backend in rows(mode == "compiled"):
             cost = _print_step(label, make, setting, first, backend)
             first = first or cost
 
@@ -52,7 +59,8 @@ def _print_step(
     name: str, make: Callable[[], nn.Module], setting: Setting, first: Cost | None, backend: str
 ) -> Cost | None:
     """Measure one model and print its line; what it cost, or None where it could not run, which the line then says."""
-    how = ("compiled" if setting.compile else "eager") + ("" if backend == "auto" else f", {backend}")
+    mode = "compiled" if setting.compile else "graph" if setting.graph else "eager"
+    how = mode + ("" if backend == "auto" else f", {backend}")
     try:
         with interlayer.backend(backend):
             cost = measure(make(), setting)

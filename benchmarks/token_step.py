@@ -1,7 +1,7 @@
 """What context broadcasting adds to a training step of DeiT-S, and what ResT's attention saves.
 
     python benchmarks/token_step.py            # on a GPU: batch 256, 224 pixels, bfloat16
-    python benchmarks/token_step.py --tables rest --compiled-only
+    python benchmarks/token_step.py --tables rest --modes graph
 
 "published" runs every operation in plain PyTorch, as the authors' program arranges them; "MSA" is ResT-Lite with plain
 self-attention over all tokens, its maps stored ("published") or by torch's fused attention. Times are medians of steps

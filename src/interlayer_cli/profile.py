@@ -17,6 +17,9 @@ def profile(
         bool, typer.Option("--channels-last", help="Use the channels_last memory format.")
     ] = False,
     compile_models: Annotated[bool, typer.Option("--compile", help="Measure torch.compile'd models.")] = False,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Time steps captured as one CUDA graph, as train runs them.")
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Steps timed; the median is printed.")] = 5,
 ) -> None:
     """Measure parameters, FLOPs, memory of a training step and throughput, each also as a ratio to the plain backbone.
@@ -39,7 +42,7 @@ def profile(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch sees no such device here, use --device cpu")
-    setting = Setting(batch_size, image_size, device, precision, channels_last, compile_models, steps)  # type: ignore[arg-type]
+    setting = Setting(batch_size, image_size, device, precision, channels_last, compile_models, steps, graph)  # type: ignore[arg-type]
     order = list(dict.fromkeys(name for model in names for name in (backbone_of(model), model)))
     costs: dict[str, Cost] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -69,6 +72,7 @@ def profile(
             precision,
             "channels_last" if channels_last else "",
             "compiled" if compile_models else "",
+            "captured as a CUDA graph" if graph else "",
         )
         if part
     )

@@ -80,3 +80,18 @@ def test_measure_in_low_precision_and_channels_last():
         Setting(2, 64, precision="bfloat16", channels_last=True, steps=1),
     )
     assert cost.memory > 0
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "float32"), ("cuda", "float16")])
+def test_what_cannot_be_captured_is_said_before_anything_runs(device, precision):
+    with pytest.raises(ValueError, match=f"on a GPU alone.*got {device} and {precision}"):
+        measure(nn.Linear(1, 1), Setting(1, 8, device, precision, graph=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU")
+def test_captured_steps_train_as_others():
+    """Were the optimiser's step or the norm's statistics left out of the graph, the weights would stay as they are."""
+    model = timm.create_model("resnet10t", num_classes=5)
+    cost = measure(model, Setting(2, 64, "cuda", "bfloat16", True, steps=3, graph=True))
+    assert 0 < cost.inference_seconds < cost.train_seconds
+    assert model.bn1.num_batches_tracked == 3 + 1 + 1 + 3  # warmed up, memory, once more, replayed

@@ -168,6 +168,7 @@ def test_profile():
         "profile", "resnet18_mrla_ligth"
     )
     assert "--precision must be float32" in fails("profile", "resnet18", "--precision", "int8")
+    assert "on a GPU alone" in fails("profile", "resnet18", "--device", "cpu", "--graph")
     assert "Invalid value" in fails("profile", "resnet18", "--batch-size", "many")
     assert "unknown weights 'nonsense' of 'resnet18'" in fails("profile", "resnet18.nonsense")
     assert "could not be measured at 7 pixels" in fails("profile", "densenet121", "--image-size", 7)
