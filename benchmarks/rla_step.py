@@ -4,8 +4,7 @@
     python benchmarks/rla_step.py --batch-size 64 --models resnet50 resnet50_rla resnet50_eca_rla
 
 Times are medians of steps queued one behind another (forward, backward, SGD with momentum), memory is the peak of a
-step; the ratios are to the first model, each mode by itself. "reference" runs every operation in
-plain PyTorch.
+step; the ratios are to the first model, each mode by itself. "reference" runs every operation in plain PyTorch.
 """
 
 from functools import partial

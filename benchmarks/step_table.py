@@ -18,9 +18,7 @@ Row = tuple[str, Callable[[], nn.Module], str]
 
 def make_parser(description: str, *, image_size: int, steps: int) -> argparse.ArgumentParser:
     """The options that all these benchmarks have."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )  # fmt: skip
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--image-size", type=int, default=image_size)
     parser.add_argument("--steps", type=int, default=steps)

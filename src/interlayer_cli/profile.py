@@ -18,7 +18,7 @@ def profile(
     ] = False,
     compile_models: Annotated[bool, typer.Option("--compile", help="Measure torch.compile'd models.")] = False,
     graph: Annotated[
-        bool, typer.Option("--graph", help="Time steps captured as one CUDA graph, as train runs them.")
+        bool, typer.Option("--graph", help="Time steps captured as one CUDA graph, without the time to start kernels.")
     ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Steps timed; the median is printed.")] = 5,
 ) -> None:

@@ -91,7 +91,12 @@ def test_what_cannot_be_captured_is_said_before_anything_runs(device, precision)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU")
 def test_captured_steps_train_as_others():
     """Were the optimiser's step or the norm's statistics left out of the graph, the weights would stay as they are."""
-    model = timm.create_model("resnet10t", num_classes=5)
-    cost = measure(model, Setting(2, 64, "cuda", "bfloat16", True, steps=3, graph=True))
-    assert 0 < cost.inference_seconds < cost.train_seconds
-    assert model.bn1.num_batches_tracked == 3 + 1 + 1 + 3  # warmed up, memory, once more, replayed
+    weights = []
+    for steps in (1, 3):
+        torch.manual_seed(0)
+        model = timm.create_model("resnet10t", num_classes=5)
+        cost = measure(model, Setting(2, 64, "cuda", "bfloat16", True, steps=steps, graph=True))
+        assert 0 < cost.inference_seconds < cost.train_seconds
+        assert model.bn1.num_batches_tracked == 3 + 1 + 1 + steps  # warmed up, memory, once more, replayed
+        weights.append(model.conv1[0].weight.detach().clone())
+    assert not torch.equal(*weights)

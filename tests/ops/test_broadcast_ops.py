@@ -41,7 +41,7 @@ def by_definition(shape, scaled):
     [
         (2, 5, 7),
         (3, 197, 70),  # DeiT's tokens, more channels than a program's
-        (1, 300, 3),  # more tokens than a program holds
+        (2, 257, 3),  # more tokens than a program holds
         (2, 4, 5, 6),  # a map
         (1, 1, 1),  # a token that is its own average
     ],
@@ -70,6 +70,26 @@ def test_a_scale_in_float32_beside_tokens_in_bfloat16():
             result = ops.broadcast_context(x, scale)
         (grad,) = torch.autograd.grad(result.sum(), scale)
         assert (result.dtype, grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_gradient_from_another_layout():
+    grads = {}
+    for name in ("reference", "triton"):
+        x, scale = torch.ones(2, 5, 4, device=DEVICE, requires_grad=True), torch.arange(4.0, device=DEVICE)
+        with backend(name):
+            result = ops.broadcast_context(x, scale.requires_grad_()).transpose(1, 2)
+        generator = torch.Generator().manual_seed(2)
+        grad = torch.randn(2, 4, 5, generator=generator).to(DEVICE)
+        grads[name] = torch.autograd.grad(result, (x, scale), grad)
+    for one, other in zip(*grads.values(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_few_images_of_many_tokens():
+    """Are left to torch unless asked for by name: a program for each image would leave a GPU idle."""
+    from interlayer.ops._triton import broadcast as kernel
+
+    assert "torch's own kernels are faster" in kernel._objection(torch.zeros(2, 4096, 64, device=DEVICE), None)
 
 
 def test_tokens_in_another_order_go_to_the_reference():

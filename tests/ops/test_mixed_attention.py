@@ -23,7 +23,7 @@ def make(queries=11, keys=7, heads=3, d=6, batch=2, dtype=torch.float64, joined=
 
 
 def run(name, tensors, options):
-    leaves = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
+    leaves = [t.detach().requires_grad_() for t in tensors]  # no copies, which would be of another layout
     with backend(name):
         result = ops.mixed_attention(*leaves, **options)
     generator = torch.Generator().manual_seed(1)
@@ -100,7 +100,8 @@ def test_attention_that_is_nearly_uniform_keeps_its_precision(name):
     for what, value in run(name, tensors, options).items():
         if what in ("result", "v"):
             error = (value.double() - expected[what]).norm() / expected[what].norm()
-            assert error < 8e-2, f"{what}: {error:.1e}"  # the interpreter cuts numbers off where a GPU rounds them
+            cut_off = name == "triton" and DEVICE == "cpu"  # the interpreter does where a GPU rounds
+            assert error < (8e-2 if cut_off else 5e-2), f"{what}: {error:.1e}"
 
 
 def test_one_token_for_one_key_is_nothing():

@@ -155,11 +155,61 @@ def test_sums_of_bfloat16_are_added_up_in_float32():
     torch.testing.assert_close(sums, x.double().sum(0).float(), rtol=1e-5, atol=0)
 
 
-def test_gradients_are_not_differentiated_again():
-    """An error, not a gradient that is silently missing."""
-    x = draw(2, 3).requires_grad_()
+@pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+def test_a_feed_forward_with_fused_gradients(dtype, tolerance):
+    """What runs in training on a GPU: one implementation forward, others for the steps of its backward pass."""
+    result, grad = {}, draw(2, 5, 4, dtype=dtype, seed=3)
+    for name in ("reference", "triton"):
+        leaves = weights(dtype)
+        with backend("recompute"):
+            output = ops.feed_forward(*leaves)
+        with backend(name):
+            result[name] = torch.autograd.grad(output, leaves, grad)
+    for one, other in zip(result["reference"], result["triton"], strict=True):
+        assert one.dtype == other.dtype == dtype
+        assert (one - other).double().norm() < tolerance * one.double().norm()
+
+
+def test_an_expanded_gradient():
+    """Of a sum: it has no rows that lie one after another, and goes to the reference."""
+    leaves = weights(torch.float32)
+    with backend("recompute"):
+        output = ops.feed_forward(*leaves)
     with backend("triton"):
-        result = ops.layer_norm(x, draw(3), draw(3), 1e-5)
-    (grad,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad.sum().backward()
+        found = torch.autograd.grad(output.sum(), leaves)
+    with backend("reference"):
+        expected = torch.autograd.grad(ops.feed_forward(*leaves).sum(), leaves)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_from_another_layout():
+    """A norm whose output was transposed gets its gradient so."""
+    grads = {}
+    for name in ("reference", "triton"):
+        x = draw(2, 5, 4).requires_grad_()
+        with backend(name):
+            result = ops.layer_norm(x, draw(4, seed=1), draw(4, seed=2), 1e-5).transpose(1, 2)
+        grads[name] = torch.autograd.grad(result, x, draw(2, 4, 5, seed=3))[0]
+    torch.testing.assert_close(grads["reference"], grads["triton"], **TOLERANCE)
+
+
+def test_frozen_weights_cost_nothing():
+    """Of four products of matrices in the backward pass those of the weights are left out."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counted = {}
+    for name in ("reference", "recompute"):
+        x, *rest = weights(torch.float32)
+        with backend(name), FlopCounterMode(display=False) as counter:
+            ops.feed_forward(x, *(t.detach() for t in rest)).sum().backward()
+        counted[name] = counter.get_total_flops()
+    assert counted["recompute"] == counted["reference"]
+
+
+def test_limits_of_the_fused_norm_are_said():
+    with backend("triton"), pytest.raises(ValueError, match="at most 4096 channels, got 4097"):
+        ops.layer_norm(torch.zeros(1, 4097, device=DEVICE), *torch.zeros(2, 4097, device=DEVICE), 1e-5)
+    with backend("triton"), pytest.raises(ValueError, match="there are no tokens"):
+        ops.layer_norm(torch.zeros(0, 4, device=DEVICE), *torch.zeros(2, 4, device=DEVICE), 1e-5)
+    assert ops.layer_norm(torch.zeros(0, 4, device=DEVICE), *torch.zeros(2, 4, device=DEVICE), 1e-5).shape == (0, 4)

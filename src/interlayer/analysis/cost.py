@@ -120,7 +120,7 @@ class Setting:
     channels_last: bool = False
     compile: bool = False
     steps: int = 5
-    graph: bool = False  # time steps captured as one CUDA graph, as `interlayer train` runs them
+    graph: bool = False  # time steps captured as one CUDA graph, without the processor's time to start kernels
 
 
 @dataclass(frozen=True)

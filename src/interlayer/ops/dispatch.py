@@ -17,6 +17,10 @@ REFERENCE = "reference"
 Predicate = Callable[..., str | None]
 
 
+class GivesWay(str):
+    """An objection for which even a call by name goes on to the next implementation."""
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute an operation. `objection(*args, **kwargs)` says why it cannot, or returns None."""
@@ -55,7 +59,7 @@ class Operation:
             objection = kernel.objection(*args, **kwargs)
             if objection is None:
                 return kernel.function(*args, **kwargs)
-            if wanted != AUTO:
+            if wanted != AUTO and not isinstance(objection, GivesWay):
                 raise ValueError(f"backend {wanted!r} cannot compute {self.__name__}: {objection}")
         return self.reference(*args, **kwargs)
 

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from .dispatch import Operation, asked_for
+from .once import once_differentiable
 
 
 @Operation

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .autocast import autocast_type, without_autocast
 from .dispatch import Operation
+from .once import once_differentiable
 
 
 @Operation
@@ -34,6 +34,8 @@ def _objection_to_recompute(x: Tensor, *weights: Tensor) -> str | None:
         return "torch.compile decides itself what to keep"
     if not torch.is_grad_enabled():
         return "nothing is kept where no gradient is asked for"
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func transforms torch's own operations"
     return None
 
 
@@ -60,13 +62,22 @@ class _FeedForward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         x, hidden, weight_1, weight_2 = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
-        grad_hidden, activated, grad_bias_1 = gelu_gradients(hidden.flatten(0, -2), rows @ weight_2)
-        grad_weight_2, grad_bias_2 = rows.t() @ activated, column_sums(rows)
-        del activated
-        grad_x, grad_weight_1 = (grad_hidden @ weight_1).view(x.shape), grad_hidden.t() @ x.flatten(0, -2)
-        grads = (grad_x, grad_weight_1, grad_bias_1, grad_weight_2, grad_bias_2)
-        return *(g.to(dtype) for g, dtype in zip(grads, ctx.types, strict=True)), None
+        of_x, of_weight_1, of_bias_1, of_weight_2, of_bias_2, _ = ctx.needs_input_grad
+        grads: list[Tensor | None] = [None] * 5
+        rows = grad.reshape(-1, grad.shape[-1])
+        if of_bias_2:
+            grads[4] = column_sums(rows)
+        if any((of_x, of_weight_1, of_bias_1, of_weight_2)):
+            flat = hidden.view(-1, hidden.shape[-1])
+            grad_hidden, activated, grads[2] = gelu_gradients(flat, rows @ weight_2)
+            if of_weight_2:
+                grads[3] = rows.t() @ activated
+            del activated
+            if of_weight_1:
+                grads[1] = grad_hidden.t() @ x.reshape(-1, x.shape[-1])
+            if of_x:
+                grads[0] = (grad_hidden @ weight_1).view(x.shape)
+        return *(g if g is None else g.to(dtype) for g, dtype in zip(grads, ctx.types, strict=True)), None
 
 
 @Operation

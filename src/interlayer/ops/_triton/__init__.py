@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from ..dispatch import asked_for
+from ..dispatch import GivesWay, asked_for
+from ..once import once_differentiable
 
 TYPES = {
     torch.float16: tl.float16,
@@ -67,43 +67,50 @@ class Operator:
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
         self.registered = torch.library.custom_op(f"interlayer::{name}", mutates_args=())(function)
         self.register_fake = self.registered.register_fake
         self._direct = function
 
     def register_autograd(self, differentiate: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """As torch.library's, of an operator whose gradient cannot be differentiated again."""
-        self.registered.register_autograd(differentiate, setup_context=setup_context)
-        function = self._direct
+        backward, function = once_differentiable(differentiate), self._direct
+        self.registered.register_autograd(backward, setup_context=setup_context)
 
-        class Direct(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, *args: Any) -> Any:
-                output = function(*args)
-                setup_context(ctx, args, output)
-                return output
+        def forward(ctx: Any, *args: Any) -> Any:
+            output = function(*args)
+            setup_context(ctx, args, output)
+            return output
 
-            backward = staticmethod(once_differentiable(differentiate))  # type: ignore[assignment]
-
-        self._direct = Direct.apply
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self._direct = type(self.name, (torch.autograd.Function,), methods).apply  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any) -> Any:
-        return self.registered(*args) if watched(args[0]) else self._direct(*args)
+        return self.registered(*args) if watched(*args) else self._direct(*args)
 
 
-def watched(x: Tensor) -> bool:
-    """Whether the compiler, a mode or a transform wants to see the operators called on this tensor."""
+def watched(*args: Any) -> bool:
+    """Whether the compiler, a tracer, a mode or a transform wants to see the operators called on these tensors."""
     return (
         torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
-        or type(x) not in (Tensor, torch.nn.Parameter)
+        or any(isinstance(x, Tensor) and not _is_plain(x) for x in args)
     )
 
 
-def why_not_seen_through(x: Tensor) -> str | None:
-    """Why a function that is no operator of torch's cannot take this tensor, or None."""
-    return "where operators are watched, torch's own are seen through" if watched(x) else None
+def _is_plain(x: Tensor) -> bool:
+    batched = torch._C._functorch.is_legacy_batchedtensor  # of torch.autograd.grad(is_grads_batched=True)
+    return type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta and not batched(x)
+
+
+def why_not_seen_through(*tensors: Any) -> str | None:
+    """Why a function that is no operator of torch's cannot take these tensors, or None.
+
+    To be asked before anything about their sizes, which the answer would make part of a graph.
+    """
+    return GivesWay("where operators are watched, torch's own are seen through") if watched(*tensors) else None
 
 
 def why_not_here(x: Tensor) -> str | None:

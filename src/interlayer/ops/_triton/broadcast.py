@@ -1,4 +1,4 @@
-"""Context broadcasting in one pass: a program holds all tokens of one image and some channels.
+"""Context broadcasting by one kernel: a program holds all tokens of one image and some channels.
 
 Both forms are y = a x + w ⊙ mean x, with a = w = 1/2 or a = 1 and w = Λ; a = 1 and w = -1 takes the average off. The
 matrix of this map is symmetric, so the gradient of x is the same map of the gradient of y, and that of Λ is N times the
@@ -14,13 +14,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..broadcast import share_average
+from ..dispatch import asked_for
+from ..once import once_differentiable
 from . import TYPES, pieces, run_kernel, tile, why_not_here, why_not_seen_through
 
 CHANNELS = 64  # of a program
 MOST_HELD = 256  # tokens that a program keeps while it averages; more are read twice
+LEAST_PROGRAMS = 128  # of those that read many tokens: fewer would leave a GPU idle
 
 
 @triton.jit
@@ -88,26 +90,36 @@ class _Share(torch.autograd.Function):
         ctx.parts = (0.5, 0.5) if scale is None else (1.0, 1.0)
         output, average = _share(x, scale, *ctx.parts)
         ctx.save_for_backward(*(() if scale is None else (scale, average)))
+        ctx.scaled = scale is not None
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        grad = grad.contiguous()
-        if not ctx.saved_tensors:
-            return _share(grad, None, *ctx.parts)[0], None
-        scale, average = ctx.saved_tensors
-        grad_x, grad_average = _share(grad, scale, *ctx.parts)
-        tokens = math.prod(grad.shape[1:-1])
-        return grad_x, (average * grad_average).sum(0).mul_(tokens).to(scale.dtype)
+        return _scaled_gradients(ctx, grad) if ctx.scaled else (share_average(grad.contiguous(), None), None)
+
+
+@once_differentiable
+def _scaled_gradients(ctx: Any, grad: Tensor) -> Any:
+    scale, average = ctx.saved_tensors
+    grad_x, grad_average = _share(grad.contiguous(), scale, *ctx.parts)
+    tokens = math.prod(grad.shape[1:-1])
+    return grad_x, (average * grad_average).sum(0).mul_(tokens).to(scale.dtype)
 
 
 def _objection(x: Tensor, scale: Tensor | None) -> str | None:
-    if not x.is_contiguous() or not x.numel():
+    watched = why_not_seen_through(x, scale)
+    if watched is not None:
+        return watched
+    if not x.numel():
+        return "there are no tokens"
+    if not x.is_contiguous():
         return "tokens must lie one after another"
     if x.dtype not in TYPES:
         return f"tokens must be of a floating-point type, got {x.dtype}"
-    return why_not_seen_through(x) or why_not_here(x)
+    few = x.shape[0] * pieces(x.shape[-1], CHANNELS) < LEAST_PROGRAMS
+    if few and math.prod(x.shape[1:-1]) > MOST_HELD and not asked_for("triton"):
+        return "for few images of many tokens torch's own kernels are faster"
+    return why_not_here(x)
 
 
 @share_average.kernel("triton", _objection)

@@ -457,8 +457,9 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> An
     nothing = (None,) * len(ctx.plan)
     if grad is None:
         return (None,) * 5 + nothing
-    grads = _backward(grad, *ctx.saved_tensors, *ctx.plan)
-    tables = grads[3:] if ctx.saved_tensors[3] is not None else (None, None)
+    saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
+    grads = _backward(grad, *saved, *ctx.plan)
+    tables = grads[3:] if saved[3] is not None else (None, None)
     return *grads[:3], *tables, *nothing
 
 

@@ -24,8 +24,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..once import once_differentiable
 from ..recurrence import objection_to_norm, residual_end
 from . import INTERPRETED, TYPES, pieces, tile, why_not_here
 

@@ -1,5 +1,11 @@
 """Norms and activations of tokens, with the sums over all tokens that their backward passes need, in one pass each.
 
+With n = (x - mean) / sqrt(var + eps), y = n γ + β and g the gradient of y, averages over the channels, sums over the
+rows, Φ and φ the normal distribution and its density,
+
+    dx = (g γ - mean(g γ) - n mean(g γ n)) / sqrt(var + eps),   dγ = sum of g n,   dβ = sum of g
+    gelu(x) = x Φ(x),   dx = g (Φ(x) + x φ(x))
+
 A program takes some rows whole. Sums over all rows are collected by programs that go through many rows each and leave
 one line of [PROGRAMS, C]; the lines are added up behind, so the result does not depend on the programs' order.
 """
@@ -12,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..autocast import autocast_type
-from ..dispatch import asked_for
+from ..dispatch import GivesWay, asked_for
+from ..once import once_differentiable
 from ..tokens import column_sums, gelu_gradients, layer_norm
 from . import INTERPRETED, TYPES, pieces, run_kernel, tile, why_not_here, why_not_seen_through
 
@@ -124,13 +130,18 @@ def _row_sizes(channels: int, elements: int) -> dict[str, int]:
 
 
 def _objection_to_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> str | None:
-    if not x.is_contiguous() or not x.numel():
+    watched = why_not_seen_through(x, weight, bias)
+    if watched is not None:
+        return watched
+    if not x.numel():
+        return "there are no tokens"
+    if not x.is_contiguous():
         return "tokens must lie one after another"
     if x.dtype not in TYPES:
         return f"tokens must be of a floating-point type, got {x.dtype}"
     if x.shape[-1] > MOST_CHANNELS:
         return f"tokens must have at most {MOST_CHANNELS} channels, got {x.shape[-1]}"
-    return _why_not_worth_it(x) or why_not_seen_through(x) or why_not_here(x)
+    return _why_not_worth_it(x) or why_not_here(x)
 
 
 def _why_not_worth_it(x: Tensor) -> str | None:
@@ -201,10 +212,15 @@ def _collect(kernel: Any, tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def _objection_to_rows(*tensors: Tensor) -> str | None:
+    """Never insists: these are steps of a backward pass, which may run where another implementation is asked for."""
     x = tensors[0]
+    watched = why_not_seen_through(*tensors)
+    if watched is not None:
+        return watched
     if any(not t.is_contiguous() or t.dtype != x.dtype for t in tensors) or not x.numel() or x.dtype not in TYPES:
-        return "rows must be of one floating-point type and lie one after another"
-    return _why_not_worth_it(x) or why_not_seen_through(x) or why_not_here(x)
+        return GivesWay("rows must be of one floating-point type and lie one after another")
+    reason = _why_not_worth_it(x) or why_not_here(x)
+    return None if reason is None else GivesWay(reason)
 
 
 @gelu_gradients.kernel("triton", _objection_to_rows)
