@@ -43,6 +43,7 @@ class Launch:
 
 # From large to small: where a GPU has too little shared memory for one, the next is taken.
 LAUNCHES = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), Launch(16, 16, 4, 1))
+PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None)}  # arguments that nobody else has to see
 _FITTING: dict[Hashable, int] = {}  # which launch fitted, by kernel and constants
 
 
@@ -96,13 +97,10 @@ def watched(*args: Any) -> bool:
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
-        or any(isinstance(x, Tensor) and not _is_plain(x) for x in args)
+        or not all(type(x) in PLAIN for x in args)
+        or args[0].is_meta
+        or torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of grad(is_grads_batched=True)
     )
-
-
-def _is_plain(x: Tensor) -> bool:
-    batched = torch._C._functorch.is_legacy_batchedtensor  # of torch.autograd.grad(is_grads_batched=True)
-    return type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta and not batched(x)
 
 
 def why_not_seen_through(*tensors: Any) -> str | None:
