@@ -103,12 +103,17 @@ def watched(*args: Any) -> bool:
     )
 
 
-def why_not_seen_through(*tensors: Any) -> str | None:
-    """Why a function that is no operator of torch's cannot take these tensors, or None.
-
-    To be asked before anything about their sizes, which the answer would make part of a graph.
-    """
-    return GivesWay("where operators are watched, torch's own are seen through") if watched(*tensors) else None
+def why_not_these(x: Tensor, *others: Any) -> str | None:
+    """Why a kernel that is no operator of torch's cannot take tokens x and what goes with them, or None."""
+    if watched(x, *others):  # before any look at sizes, which would become part of a graph
+        return GivesWay("where operators are watched, torch's own are seen through")
+    if not x.numel():
+        return "there are no tokens"
+    if not x.is_contiguous():
+        return "tokens must lie one after another"
+    if x.dtype not in TYPES:
+        return f"tokens must be of a floating-point type, got {x.dtype}"
+    return why_not_here(x)
 
 
 def why_not_here(x: Tensor) -> str | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..broadcast import share_average
 from ..dispatch import asked_for
 from ..once import once_differentiable
-from . import TYPES, pieces, run_kernel, tile, why_not_here, why_not_seen_through
+from . import TYPES, pieces, run_kernel, tile, why_not_these
 
 CHANNELS = 64  # of a program
 MOST_HELD = 256  # tokens that a program keeps while it averages; more are read twice
@@ -106,20 +106,17 @@ def _scaled_gradients(ctx: Any, grad: Tensor) -> Any:
     return grad_x, (average * grad_average).sum(0).mul_(tokens).to(scale.dtype)
 
 
+def _leaves_idle(x: Tensor) -> bool:
+    """Whether few programs would go through many tokens each."""
+    programs = x.shape[0] * pieces(x.shape[-1], CHANNELS)
+    return math.prod(x.shape[1:-1]) > MOST_HELD and programs < LEAST_PROGRAMS
+
+
 def _objection(x: Tensor, scale: Tensor | None) -> str | None:
-    watched = why_not_seen_through(x, scale)
-    if watched is not None:
-        return watched
-    if not x.numel():
-        return "there are no tokens"
-    if not x.is_contiguous():
-        return "tokens must lie one after another"
-    if x.dtype not in TYPES:
-        return f"tokens must be of a floating-point type, got {x.dtype}"
-    few = x.shape[0] * pieces(x.shape[-1], CHANNELS) < LEAST_PROGRAMS
-    if few and math.prod(x.shape[1:-1]) > MOST_HELD and not asked_for("triton"):
+    objection = why_not_these(x, scale)
+    if objection is None and _leaves_idle(x) and not asked_for("triton"):
         return "for few images of many tokens torch's own kernels are faster"
-    return why_not_here(x)
+    return objection
 
 
 @share_average.kernel("triton", _objection)

@@ -23,7 +23,7 @@ from ..autocast import autocast_type
 from ..dispatch import GivesWay, asked_for
 from ..once import once_differentiable
 from ..tokens import column_sums, gelu_gradients, layer_norm
-from . import INTERPRETED, TYPES, pieces, run_kernel, tile, why_not_here, why_not_seen_through
+from . import INTERPRETED, TYPES, pieces, run_kernel, tile, why_not_these
 
 ELEMENTS = 4096  # of a program at once
 MOST_CHANNELS = 4096  # of a norm
@@ -130,18 +130,12 @@ def _row_sizes(channels: int, elements: int) -> dict[str, int]:
 
 
 def _objection_to_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> str | None:
-    watched = why_not_seen_through(x, weight, bias)
-    if watched is not None:
-        return watched
-    if not x.numel():
-        return "there are no tokens"
-    if not x.is_contiguous():
-        return "tokens must lie one after another"
-    if x.dtype not in TYPES:
-        return f"tokens must be of a floating-point type, got {x.dtype}"
+    objection = why_not_these(x, weight, bias)
+    if objection is not None:
+        return objection
     if x.shape[-1] > MOST_CHANNELS:
         return f"tokens must have at most {MOST_CHANNELS} channels, got {x.shape[-1]}"
-    return _why_not_worth_it(x) or why_not_here(x)
+    return _why_not_worth_it(x)
 
 
 def _why_not_worth_it(x: Tensor) -> str | None:
@@ -156,13 +150,13 @@ def _fused_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
-def _gelu_gradients_kernel(
+def _sums_kernel(
     x_ptr,  # [rows, channels]
-    grad_ptr,  # [rows, channels], overwritten by the gradient of x
-    activated_ptr,  # [rows, channels]
-    sums_ptr,  # [programs, channels]
+    grad_ptr,  # [rows, channels]: of gelu(x), overwritten by that of x
+    activated_ptr,  # [rows, channels]: gelu(x)
+    sums_ptr,  # [programs, channels]: of the gradient of x, or of x itself
     rows, channels,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
+    GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros([ROWS, COLUMNS], ACC)
@@ -171,42 +165,31 @@ def _gelu_gradients_kernel(
         inside = (row < rows)[:, None] & (c < channels)[None, :]
         places = row[:, None] * channels + c[None, :]
         x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
-        grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(ACC)
-        below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)  # the normal distribution's share below x, and its density
-        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
-        grad_x = grad * (below + x * density)
-        sums += grad_x
-        tl.store(activated_ptr + places, (x * below).to(activated_ptr.dtype.element_ty), mask=inside)
-        tl.store(grad_ptr + places, grad_x.to(grad_ptr.dtype.element_ty), mask=inside)
+        if GELU:
+            grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(ACC)
+            below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+            density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+            grad_x = grad * (below + x * density)
+            tl.store(activated_ptr + places, (x * below).to(activated_ptr.dtype.element_ty), mask=inside)
+            tl.store(grad_ptr + places, grad_x.to(grad_ptr.dtype.element_ty), mask=inside)
+            sums += grad_x
+        else:
+            sums += x
     tl.store(sums_ptr + tl.program_id(0) * channels + c, tl.sum(sums, 0), mask=c < channels)
 
 
-@triton.jit
-def _column_sums_kernel(
-    x_ptr,  # [rows, channels]
-    sums_ptr,  # [programs, channels]
-    rows, channels,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    sums = tl.zeros([ROWS, COLUMNS], ACC)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS).to(tl.int64)
-        inside = (row < rows)[:, None] & (c < channels)[None, :]
-        sums += tl.load(x_ptr + row[:, None] * channels + c[None, :], mask=inside, other=0.0).to(ACC)
-    tl.store(sums_ptr + tl.program_id(0) * channels + c, tl.sum(sums, 0), mask=c < channels)
-
-
-def _collect(kernel: Any, tensors: tuple[Tensor, ...]) -> Tensor:
-    """Run a kernel over the rows of some tensors; the sum that it leaves, [C]."""
-    rows, channels = tensors[0].shape
-    accumulate = torch.promote_types(tensors[0].dtype, torch.float32)
+def _sums(x: Tensor, grad: Tensor | None = None, activated: Tensor | None = None) -> Tensor:
+    """[C]: what `_sums_kernel` adds up, with the activation where its tensors are given."""
+    rows, channels = x.shape
+    accumulate = torch.promote_types(x.dtype, torch.float32)
     columns = tile(channels, COLUMNS)
     size, across = ELEMENTS // 2 // columns, pieces(channels, columns)
     programs = max(1, min(PROGRAMS // across, pieces(rows, size)))
-    sums = tensors[0].new_empty((programs, channels), dtype=accumulate)
+    sums = torch.empty((programs, channels), device=x.device, dtype=accumulate)
     run_kernel(
-        kernel, (programs, across), *tensors, sums, rows, channels, ROWS=size, COLUMNS=columns, ACC=TYPES[accumulate]
+        _sums_kernel, (programs, across),
+        x, x if grad is None else grad, x if activated is None else activated, sums, rows, channels,
+        GELU=grad is not None, ROWS=size, COLUMNS=columns, ACC=TYPES[accumulate],
     )  # fmt: skip
     return sums.sum(0)
 
@@ -214,22 +197,20 @@ def _collect(kernel: Any, tensors: tuple[Tensor, ...]) -> Tensor:
 def _objection_to_rows(*tensors: Tensor) -> str | None:
     """Never insists: these are steps of a backward pass, which may run where another implementation is asked for."""
     x = tensors[0]
-    watched = why_not_seen_through(*tensors)
-    if watched is not None:
-        return watched
-    if any(not t.is_contiguous() or t.dtype != x.dtype for t in tensors) or not x.numel() or x.dtype not in TYPES:
-        return GivesWay("rows must be of one floating-point type and lie one after another")
-    reason = _why_not_worth_it(x) or why_not_here(x)
-    return None if reason is None else GivesWay(reason)
+    objection = why_not_these(*tensors)
+    if objection is None and any(not t.is_contiguous() or t.dtype != x.dtype for t in tensors):
+        objection = "rows must be of one floating-point type and lie one after another"
+    if objection is None:
+        objection = _why_not_worth_it(x)
+    return None if objection is None else GivesWay(objection)
 
 
 @gelu_gradients.kernel("triton", _objection_to_rows)
 def _fused_gelu_gradients(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     activated = torch.empty_like(x)
-    sums = _collect(_gelu_gradients_kernel, (x, grad, activated))
-    return grad, activated, sums
+    return grad, activated, _sums(x, grad, activated)
 
 
 @column_sums.kernel("triton", _objection_to_rows)
 def _fused_column_sums(x: Tensor) -> Tensor:
-    return _collect(_column_sums_kernel, (x,))
+    return _sums(x)
