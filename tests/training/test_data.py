@@ -177,6 +177,14 @@ def test_a_broken_image_in_a_shard_is_named(small, tmp_path):
     assert len(data.problems.found) == 1
 
 
+def test_streams_show_no_image_twice(small, tmp_path):
+    """Repeated augmentation would be left out in silence."""
+    pytest.importorskip("webdataset", reason="webdataset is not installed")
+    write_shards(tmp_path)
+    with pytest.raises(TrainingError, match="is a stream: set repeated_augmentation=1"):
+        batches_of(stream_recipe(small, tmp_path, repeated_augmentation=3))
+
+
 def test_a_label_outside_the_classes_of_a_stream_is_named(small, tmp_path):
     pytest.importorskip("webdataset", reason="webdataset is not installed")
     write_shards(tmp_path)

@@ -156,6 +156,12 @@ def drop_paths(network):
     return [m.drop_prob for m in network.modules() if isinstance(m, timm.layers.DropPath)]
 
 
+def check_central_crop(trainer, recipe):
+    """The image that evaluation crops is larger than the crop by that factor."""
+    cropped, *_ = trainer.preparation.evaluation().transforms
+    assert cropped.size == int(SIZE / recipe.crop_pct)
+
+
 def check_zero_head(trainer, recipe):
     assert not any(p.any() for p in build_network(recipe, 10).get_classifier().parameters())
 
@@ -196,6 +202,7 @@ CHECKS = {
     "mean": lambda t, r: torch.allclose(t.finish.mean.flatten(), torch.tensor(r.mean) * 255),
     "std": lambda t, r: torch.allclose(t.finish.std.flatten(), torch.tensor(r.std) * 255),
     "interpolation": lambda t, r: t.preparation.interpolation == r.interpolation,
+    "crop_pct": check_central_crop,
     "validation": lambda t, r: t.watched_batches.count == 24 and len(t.data.test) == 40,
     "crop": lambda t, r: isinstance(t.batches, ResidentTrainBatches if r.crop == "padded" else LoadedTrainBatches),
     "padding": check_padding,

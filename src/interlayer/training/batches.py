@@ -523,6 +523,11 @@ class StreamTrainBatches(TrainBatches):
         self, stream: Stream, recipe: Recipe, preparation: Preparation, finish: Finish, share: Share,
         device: torch.device, problems: Problems,
     ) -> None:  # fmt: skip
+        if recipe.repeated_augmentation > 1:
+            raise TrainingError(
+                f"repeated_augmentation={recipe.repeated_augmentation} needs images that can be read in any order, and "
+                f"{stream.name} is a stream: set repeated_augmentation=1"
+            )
         super().__init__(len(stream), recipe, finish, share, device)
         self.stream, self.problems = stream, problems
         dataset = _StreamedImages(stream, preparation.training(recipe), finish.classes)
