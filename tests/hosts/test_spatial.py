@@ -77,3 +77,24 @@ def test_what_cannot_be_is_refused(name, options, reason):
     with pytest.raises(interlayer.AttachError, match=reason):
         interlayer.attach(model, "halo", **options)
     assert list(model.state_dict()) == before
+
+
+@pytest.mark.parametrize("mechanism", ["se", "eca", "cbam", "gc", "bridge", "rla"])
+def test_mechanisms_of_the_branch_behind_it(mechanism):
+    """In any order: they ask the layer in a convolution's place for its channels."""
+    model = interlayer.attach(make(stages=(4,)), mechanism, image_size=64)
+    assert attentions(model) == ["layer4.0.conv2", "layer4.1.conv2"]
+    assert model.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+def test_dilated_convolutions_are_not_left_out_in_silence():
+    plain = timm.create_model("resnet26", output_stride=16)
+    with pytest.raises(ValueError, match=r"layer4\.1\.conv2 of ResNet is dilated.*without output_stride"):
+        interlayer.attach(plain, "halo", image_size=64)
+    assert attentions(plain) == []
+
+
+@pytest.mark.parametrize("options", [{"block": 8.0}, {"block": "8"}, {"halo": True}])
+def test_sizes_are_whole_numbers(options):
+    with pytest.raises(ValueError, match="must be a whole number"):
+        make(**options)

@@ -188,3 +188,25 @@ def test_flat_input_is_refused():
         ContextBroadcast()(torch.randn(2, 3))
     both = torch.randn(4, 2, 5, 3)
     torch.testing.assert_close(torch.func.vmap(ContextBroadcast())(both)[1], ContextBroadcast()(both[1]))
+
+
+@pytest.mark.parametrize("other", [{"blocks": "all"}, {"where": "front"}, {"where": "attention"}, None])
+def test_weights_of_other_places_are_refused(other, tmp_path):
+    """Without parameters nothing but the record tells: equal tensors would compute another function."""
+    saved = interlayer.attach(vit(), "cb")
+    interlayer.save_weights(saved, tmp_path / "cb.safetensors")
+    interlayer.load_weights(interlayer.attach(vit(), "cb"), tmp_path / "cb.safetensors")
+    model = vit() if other is None else interlayer.attach(vit(), "cb", **other)
+    with pytest.raises(ValueError, match=r"context broadcasting at blocks\.\d|was saved with before=False"):
+        interlayer.load_weights(model, tmp_path / "cb.safetensors")
+
+
+def test_plain_weights_start_a_network_that_broadcasts(tmp_path):
+    interlayer.save_weights(vit(), tmp_path / "plain.safetensors")
+    interlayer.load_weights(interlayer.attach(vit(), "cb"), tmp_path / "plain.safetensors")
+
+
+@pytest.mark.parametrize("scaled", ["maybe", "no", 1])
+def test_a_flag_is_a_flag(scaled):
+    with pytest.raises(ValueError, match="scaled must be true or false"):
+        interlayer.attach(vit(), "cb", scaled=scaled)

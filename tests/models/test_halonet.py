@@ -83,3 +83,20 @@ def test_it_compiles_and_exports():
     expected = model(image)
     torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(image), expected)
     torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"se": "none"}, "se must be True, False or 'conv', got 'none'"),
+        ({"conv_stages": (5,)}, "conv_stages must be some of the stages 1 to 4"),
+        ({"conv_stages": 1}, "conv_stages must be some of the stages 1 to 4"),
+        ({"r_v": 0}, "r_v must be a number above 0, got 0"),
+        ({"r_b": -1}, "r_b must be a number above 0"),
+        ({"r_w": "2"}, "r_w must be a number above 0, got '2'"),
+        ({"block": 8.0}, "block must be a whole number"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        timm.create_model("halo_h0", **options)

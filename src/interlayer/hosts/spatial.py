@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..mechanisms.description import expect_whole
 from ..mechanisms.halo import HaloAttention2d, Position
 from .layout import Grid
 from .probe import AttachError, match, probe_image
@@ -35,6 +36,7 @@ def place_halo(
         channels_per_head: of the values; queries and keys share out the convolution's input channels.
     """
     name = type(model).__name__
+    expect_whole(block=block, halo=halo, channels_per_head=channels_per_head)
     if isinstance(stages, int) or not (last is None or isinstance(last, int)) or channels_per_head < 2:
         raise AttachError(
             f"expected stages such as (3, 4), a whole number for last and channels_per_head of at least 2, got "
@@ -42,7 +44,10 @@ def place_halo(
         )
     found = _convolutions(model, image_size)
     if not found:
-        raise AttachError(f"{name} has no 3x3 convolutions in stages of blocks that local attention could replace")
+        raise AttachError(
+            f"{name} has no 3x3 convolutions, with all channels in one group, in stages of blocks that local attention "
+            f"could replace"
+        )
     numbers = sorted({stage for stage, _, _, _ in found})
     if stages is not None:
         unknown = [stage for stage in stages if stage not in numbers]
@@ -113,6 +118,11 @@ def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple
         conv = call.module
         if stage is None or type(conv) is not nn.Conv2d or call.input is None:
             continue
+        if conv.kernel_size == (3, 3) and conv.dilation != (1, 1):
+            raise AttachError(
+                f"{call.name} of {type(model).__name__} is dilated, which local attention is not: build the network "
+                f"without output_stride"
+            )
         plain = conv.kernel_size == (3, 3) and conv.dilation == (1, 1) and conv.groups == 1
         plain = plain and conv.stride in ((1, 1), (2, 2)) and conv.padding in ((1, 1), "same")
         if plain and ".downsample." not in call.name:

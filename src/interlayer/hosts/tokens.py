@@ -29,11 +29,9 @@ PARTS = {  # of a block, by the names timm's transformers and mixers give them
 class Broadcasting(Extended):
     """A part of a block that broadcasts the context before it runs, or after."""
 
-    interlayer_before: bool
-
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         broadcast: Any = getattr(self, SLOT)
-        if self.interlayer_before:
+        if broadcast.before:
             return super().forward(broadcast(x), *args, **kwargs)  # type: ignore[misc]
         return broadcast(super().forward(x, *args, **kwargs))  # type: ignore[misc]
 
@@ -90,9 +88,9 @@ def place_cb(
     widths = _widths(model, parts, name, image_size)
     for part, place in parts:
         broadcast = ContextBroadcast(widths[part], scaled=scaled)
+        broadcast.before = place == "front"
         match(broadcast, model)
         part.add_module(SLOT, broadcast)
-        part.interlayer_before = place == "front"  # type: ignore[assignment]
         extend(part, Broadcasting)
     release_from(model, [block.name for block, _ in chosen])
 
@@ -176,7 +174,6 @@ def take_out_cb(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, Broadcasting):
             delattr(module, SLOT)
-            del module.interlayer_before
             restore(module)  # type: ignore[arg-type]
     put_back(model, UniformHeadAttention)
     take_out_of_vilt(model)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
-from .description import expect_choice, record_description
+from .description import expect_choice, expect_flag, record_description
 
 
 class ContextBroadcast(nn.Module):
@@ -37,9 +37,11 @@ class ContextBroadcast(nn.Module):
 
     def __init__(self, channels: int | None = None, *, scaled: bool = False) -> None:
         super().__init__()
+        expect_flag("scaled", scaled)
         if scaled and channels is None:
             raise ValueError("the scaled form has one parameter for each channel: give channels=")
         self.scale = nn.Parameter(torch.zeros(channels)) if scaled and channels is not None else None
+        self.before = False  # whether the layer that holds it gives it its input, and not its output
         record_description(self)
 
     def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -53,7 +55,11 @@ class ContextBroadcast(nn.Module):
         return torch.where(mask, torch.addcmul(x, self.scale.to(x.dtype), average), x)
 
     def describe(self) -> dict[str, str]:
-        return {"mechanism": "ContextBroadcast", "scaled": str(self.scale is not None)}
+        return {
+            "mechanism": "ContextBroadcast",
+            "scaled": str(self.scale is not None),
+            "before": str(self.before),
+        }
 
     def extra_repr(self) -> str:
         return f"scaled={self.scale is not None}"

@@ -17,6 +17,17 @@ def expect_choice(option: str, value: str, valid: tuple[str, ...]) -> None:
         raise ValueError(f"{option} must be {' or '.join(map(repr, valid))}, got {value!r}")
 
 
+def expect_flag(option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{option} must be true or false, got {value!r}")
+
+
+def expect_whole(**values: object) -> None:
+    for option, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{option} must be a whole number, got {value!r}")
+
+
 def record_description(module: nn.Module) -> None:
     """Save `module.describe()` with its state dict, and refuse to load what was saved with another."""
     module.register_state_dict_post_hook(_record_description)

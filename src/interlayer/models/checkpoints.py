@@ -127,6 +127,17 @@ def check_description(recorded: Mapping[str, dict[str, str]], model: nn.Module) 
     for name, saved in recorded.items():
         for difference in description_differences(name, saved, ours.get(name, {})):
             raise CheckpointError(difference)
+    there, here = (
+        {name for name, entry in entries.items() if entry.get("mechanism") == "ContextBroadcast"}
+        for entries in (recorded, ours)
+    )
+    if there and there != here:  # it may have no tensors whose names would tell
+        name = min(there ^ here)
+        was, does = ("with", "does not") if name in there else ("without", "does")
+        raise CheckpointError(
+            f"the weights were saved {was} context broadcasting at {name}, where this model {does} broadcast: attach "
+            f"it with the same where and blocks to load them"
+        )
 
 
 def _renamed(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -135,6 +135,14 @@ class HaloNet(StagedClassifier):
         super().__init__()
         if stem not in ("conv", "patch"):
             raise ValueError(f"stem must be 'conv' or 'patch', got {stem!r}")
+        if se not in (True, False, "conv"):
+            raise ValueError(f"se must be True, False or 'conv', got {se!r}")
+        if isinstance(conv_stages, int) or not set(conv_stages) <= set(range(1, len(depths) + 1)):
+            raise ValueError(f"conv_stages must be some of the stages 1 to {len(depths)}, got {conv_stages!r}")
+        widths = {"r_v": r_v, "r_b": r_b, "r_qk": r_qk, "r_w": r_w, "final_width": final_width}
+        for option, value in widths.items():
+            if value is not None and (not isinstance(value, (int, float)) or value <= 0):
+                raise ValueError(f"{option} must be a number above 0, got {value!r}")
         try:
             act: Any = get_act_layer(act_layer)
         except KeyError:

@@ -26,9 +26,9 @@ def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     backbone, *parts = name.split("+")
     mechanisms = []
     for part in parts:
-        mechanism, _, text = part.partition(":")
+        mechanism, colon, text = part.partition(":")
         pairs = [entry.partition("=") for entry in text.split(",") if entry]
-        if not mechanism or not all(key and equals for key, equals, _ in pairs):
+        if not mechanism or (colon and not pairs) or not all(key and equals for key, equals, _ in pairs):
             raise RecipeError(f"expected NAME+MECHANISM, or NAME+MECHANISM:KEY=VALUE,KEY=VALUE, got {name!r}")
         mechanisms.append((mechanism, {key: parsed(value) for key, _, value in pairs}))
     return backbone, mechanisms
