@@ -12,8 +12,6 @@ inputs.
 """
 
 import argparse
-import itertools
-import statistics
 
 import timm
 import torch
@@ -21,6 +19,7 @@ import torch.nn.functional as F
 
 import interlayer
 from interlayer import ops
+from interlayer.analysis.cost import median_queued_seconds
 from interlayer.mechanisms import HaloAttention2d
 
 PAUSE = 10_000_000  # cycles of the GPU for each call to be queued: some 5 ms
@@ -119,15 +118,10 @@ def measure(run, inputs, backward: bool, steps: int) -> tuple[float, float]:
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before, marks = torch.cuda.memory_allocated(), [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    before = torch.cuda.memory_allocated()
     torch.cuda._sleep(PAUSE * steps)
-    marks[0].record()
-    for mark in marks[1:]:
-        step()
-        mark.record()
-    torch.cuda.synchronize()
-    times = [one.elapsed_time(next) for one, next in itertools.pairwise(marks)]
-    return statistics.median(times), (torch.cuda.max_memory_allocated() - before) / 2**20
+    milliseconds = 1e3 * median_queued_seconds(step, steps)
+    return milliseconds, (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def main() -> None:

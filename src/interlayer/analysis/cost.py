@@ -243,13 +243,7 @@ def _median_seconds(step: Callable[[], None], setting: Setting) -> float:
     if setting.graph:
         step = _captured(step)
     if setting.device.startswith("cuda"):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(setting.steps + 1)]
-        marks[0].record()
-        for mark in marks[1:]:
-            step()
-            mark.record()
-        marks[-1].synchronize()
-        return statistics.median(one.elapsed_time(next) for one, next in itertools.pairwise(marks)) / 1e3
+        return median_queued_seconds(step, setting.steps)
     seconds = []
     for _ in range(setting.steps):
         _synchronize(setting.device)
@@ -258,6 +252,17 @@ def _median_seconds(step: Callable[[], None], setting: Setting) -> float:
         _synchronize(setting.device)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
+
+
+def median_queued_seconds(step: Callable[[], None], steps: int) -> float:
+    """The median time between the ends of steps on the GPU, queued one behind another."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    marks[-1].synchronize()
+    return statistics.median(one.elapsed_time(other) for one, other in itertools.pairwise(marks)) / 1e3
 
 
 def _synchronize(device: str) -> None:

@@ -123,7 +123,7 @@ def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple
                 f"{call.name} of {type(model).__name__} is dilated, which local attention is not: build the network "
                 f"without output_stride"
             )
-        plain = conv.kernel_size == (3, 3) and conv.dilation == (1, 1) and conv.groups == 1
+        plain = conv.kernel_size == (3, 3) and conv.groups == 1
         plain = plain and conv.stride in ((1, 1), (2, 2)) and conv.padding in ((1, 1), "same")
         if plain and ".downsample." not in call.name:
             found.append((stage, call.name, conv, (call.input.shape[2], call.input.shape[3])))

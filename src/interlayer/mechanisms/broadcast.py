@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
+from ..ops.broadcast import give
 from .description import expect_choice, expect_flag, record_description
 
 
@@ -50,9 +51,7 @@ class ContextBroadcast(nn.Module):
             return ops.broadcast_context(x, self.scale)
         mask = chosen[..., None]
         average = (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
-        if self.scale is None:
-            return torch.where(mask, torch.lerp(x, average, 0.5), x)
-        return torch.where(mask, torch.addcmul(x, self.scale.to(x.dtype), average), x)
+        return torch.where(mask, give(x, average, self.scale), x)
 
     def describe(self) -> dict[str, str]:
         return {

@@ -31,7 +31,12 @@ def broadcast_context(x: Tensor, scale: Tensor | None = None) -> Tensor:
 @Operation
 def share_average(x: Tensor, scale: Tensor | None) -> Tensor:
     """The average in one pass over the tokens, the sum in another."""
-    return _Broadcast.apply(x) if scale is None else torch.addcmul(x, scale.to(x.dtype), _average(x))
+    return _Broadcast.apply(x) if scale is None else give(x, _average(x), scale)
+
+
+def give(x: Tensor, average: Tensor, scale: Tensor | None) -> Tensor:
+    """Tokens with their share of an average that is given."""
+    return torch.lerp(x, average, 0.5) if scale is None else torch.addcmul(x, scale.to(x.dtype), average)
 
 
 def _average(x: Tensor) -> Tensor:
@@ -45,7 +50,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return torch.lerp(x, _average(x), 0.5)
+        return give(x, _average(x), None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

@@ -25,6 +25,12 @@ SLOTS = tl.constexpr(64)  # copies of gradients that all programs add to, so tha
 LEAST_CHANNELS = 32  # of a tile: Triton 3.6 reads those of 16 from a wrong address in Hopper's products
 
 
+def number_types(dtype: torch.dtype) -> dict[str, tl.dtype]:
+    """In which a kernel adds up, ACC, and multiplies tiles, DOT: the interpreter knows no products of bfloat16."""
+    accumulate = TYPES[torch.promote_types(dtype, torch.float32)]
+    return {"ACC": accumulate, "DOT": accumulate if INTERPRETED else TYPES[dtype]}
+
+
 @triton.jit
 def product(a, b, ACC: tl.constexpr, DOT: tl.constexpr):
     """A product of tiles whose elements are of the type DOT, added up in ACC."""

@@ -22,6 +22,7 @@ from . import TYPES, pieces, run_kernel, tile, why_not_these
 
 CHANNELS = 64  # of a program
 MOST_HELD = 256  # tokens that a program keeps while it averages; more are read twice
+HALVES, ADDED = (0.5, 0.5), (1.0, 1.0)  # a and w without Λ, of CB and CB_S
 LEAST_PROGRAMS = 128  # of those that read many tokens: fewer would leave a GPU idle
 
 
@@ -87,8 +88,7 @@ def without_average(x: Tensor) -> Tensor:
 class _Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor | None) -> Tensor:
-        ctx.parts = (0.5, 0.5) if scale is None else (1.0, 1.0)
-        output, average = _share(x, scale, *ctx.parts)
+        output, average = _share(x, scale, *(HALVES if scale is None else ADDED))
         ctx.save_for_backward(*(() if scale is None else (scale, average)))
         ctx.scaled = scale is not None
         return output
@@ -101,7 +101,7 @@ class _Share(torch.autograd.Function):
 @once_differentiable
 def _scaled_gradients(ctx: Any, grad: Tensor) -> Any:
     scale, average = ctx.saved_tensors
-    grad_x, grad_average = _share(grad.contiguous(), scale, *ctx.parts)
+    grad_x, grad_average = _share(grad.contiguous(), scale, *ADDED)
     tokens = math.prod(grad.shape[1:-1])
     return grad_x, (average * grad_average).sum(0).mul_(tokens).to(scale.dtype)
 

@@ -29,7 +29,6 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..halo import HaloPlan, attend
 from . import (
-    INTERPRETED,
     LAUNCHES,
     LEAST_CHANNELS,
     LOG2_E,
@@ -37,6 +36,7 @@ from . import (
     TYPES,
     Launch,
     Operator,
+    number_types,
     pieces,
     product,
     run_fitting,
@@ -319,7 +319,6 @@ def _run(
     channels, value_channels = k.shape[1] // plan.heads, v.shape[1] // plan.heads
     side = plan.block // plan.stride
     down, across = pieces(height, plan.block), pieces(width, plan.block)
-    accumulate = tl.float64 if q.dtype == torch.float64 else tl.float32
     sizes = (height, width, *q.shape[2:], down, across, plan.heads, plan.scale, plan.position_scale / plan.scale)
     constants = {
         "channels": channels,
@@ -336,8 +335,7 @@ def _run(
         "VALUES": tile(max(LEAST_CHANNELS, value_channels)),
         "TABLE": tile(2 * plan.window - 1),
         "WINDOWS": tile(plan.window),
-        "ACC": accumulate,
-        "DOT": accumulate if INTERPRETED else TYPES[q.dtype],  # the interpreter knows no products of bfloat16
+        **number_types(q.dtype),
     }
 
     def run(launch: Launch) -> None:

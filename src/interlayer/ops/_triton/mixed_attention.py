@@ -27,7 +27,6 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..mixed_attention import attend_mixed
 from . import (
-    INTERPRETED,
     LAUNCHES,
     LEAST_CHANNELS,
     LOG2_E,
@@ -35,6 +34,7 @@ from . import (
     TYPES,
     Launch,
     Operator,
+    number_types,
     pieces,
     product,
     run_fitting,
@@ -261,13 +261,11 @@ def _run(kernel: Any, of: str, tensors: tuple[Tensor, ...], heads: int, scale: f
     """Start a kernel for every image, head and tile of "queries" or chunk of "keys"."""
     q, k, v = tensors[:3]
     (batch, queries, width), keys = q.shape, k.shape[1]
-    accumulate = tl.float64 if q.dtype == torch.float64 else tl.float32
     constants = {
         "heads": heads,
         "channels": width // heads,
         "CHANNELS": tile(max(LEAST_CHANNELS, width // heads)),
-        "ACC": accumulate,
-        "DOT": accumulate if INTERPRETED else TYPES[q.dtype],  # the interpreter knows no products of bfloat16
+        **number_types(q.dtype),
     }
 
     def run(launch: Launch) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..once import once_differentiable
 from ..recurrence import objection_to_norm, residual_end
-from . import INTERPRETED, TYPES, pieces, tile, why_not_here
+from . import TYPES, number_types, pieces, run_kernel, tile, why_not_here
 
 ROWS = 64  # pixels a program holds at once
 CHANNELS = 64  # channels it holds at once
@@ -307,13 +307,11 @@ def _input_kernel(
 
 
 def _blocks(channels: int, state: int, dtype: torch.dtype) -> dict[str, Any]:
-    accumulate = tl.float64 if dtype == torch.float64 else tl.float32
     return {
         "ROWS": ROWS,
         "CHANNELS": tile(channels, CHANNELS),
         "STATE": tile(state, MOST_STATE_CHANNELS),
-        "ACC": accumulate,
-        "DOT": accumulate if INTERPRETED else TYPES[dtype],  # the interpreter knows no products of bfloat16
+        **number_types(dtype),
     }
 
 
@@ -335,9 +333,10 @@ class _ResidualEnd(torch.autograd.Function):
         acc = torch.promote_types(x.dtype, torch.float32)
         of_channels = {"CHANNELS": blocks["CHANNELS"], "ACC": blocks["ACC"]}
         sums = torch.empty((splits, 2, channels), device=x.device, dtype=acc)
-        _statistics_kernel[(chunks, splits)](x, sums, rows, channels, splits, ROWS=ROWS, **of_channels)
+        run_kernel(_statistics_kernel, (chunks, splits), x, sums, rows, channels, splits, ROWS=ROWS, **of_channels)
         table = torch.empty((4, channels), device=x.device, dtype=acc)
-        _normaliser_kernel[(chunks,)](
+        run_kernel(
+            _normaliser_kernel, (chunks,),
             x, sums, gamma, beta, norm.running_mean, norm.running_var, table, rows, channels, splits,
             norm.eps, norm.momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **of_channels,
         )  # fmt: skip
@@ -346,7 +345,8 @@ class _ResidualEnd(torch.autograd.Function):
         projected = torch.empty(
             (batch, state, height, width), device=x.device, dtype=x.dtype, memory_format=torch.channels_last
         )
-        _end_kernel[(pieces(rows, ROWS),)](
+        run_kernel(
+            _end_kernel, (pieces(rows, ROWS),),
             x, x if shortcut is None else shortcut, table, of_state, output, projected, rows, channels, state,
             HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
         )  # fmt: skip
@@ -371,18 +371,21 @@ class _ResidualEnd(torch.autograd.Function):
         grad_shortcut = torch.empty_like(x) if ctx.relu else grad
         sums = torch.empty((splits, 2, channels), device=x.device, dtype=table.dtype)
         parts = torch.empty((splits, state, channels), device=x.device, dtype=table.dtype)
-        _reduce_kernel[(chunks, splits)](
+        run_kernel(
+            _reduce_kernel, (chunks, splits),
             grad, output if ctx.relu else grad, x, grad_projected, of_state, table, grad_shortcut, sums, parts,
             rows, channels, state, splits, RELU=ctx.relu, **blocks,
         )  # fmt: skip
         grad_norm = torch.empty((2, channels), device=x.device, dtype=table.dtype)
         grad_weight = torch.empty(weight_shape, device=x.device, dtype=table.dtype)
-        _gradients_kernel[(chunks, state + 2)](
+        run_kernel(
+            _gradients_kernel, (chunks, state + 2),
             sums, parts, grad_norm, grad_weight, channels, state, splits,
             SPLITS=SPLITS, CHANNELS=blocks["CHANNELS"], ACC=blocks["ACC"],
         )  # fmt: skip
         grad_x = torch.empty_like(x)
-        _input_kernel[(pieces(rows, ROWS), chunks)](
+        run_kernel(
+            _input_kernel, (pieces(rows, ROWS), chunks),
             grad_shortcut, x, grad_projected, of_state, table, grad_norm, grad_x, rows, channels, state, **blocks,
         )  # fmt: skip
         return (
@@ -419,5 +422,4 @@ def _fused(
     x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
     norm.num_batches_tracked.add_(1)
-    with torch.cuda.device_of(x):
-        return _ResidualEnd.apply(x, norm.weight, norm.bias, weight, shortcut, norm, relu)
+    return _ResidualEnd.apply(x, norm.weight, norm.bias, weight, shortcut, norm, relu)

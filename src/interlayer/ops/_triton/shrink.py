@@ -120,7 +120,7 @@ def _sizes(x: Tensor, stride: int) -> tuple[int, int]:
 
 
 def _constants(x: Tensor, stride: int) -> dict[str, Any]:
-    accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
+    accumulate = TYPES[torch.promote_types(x.dtype, torch.float32)]
     return {"KERNEL": stride + 1, "STRIDE": stride, "CHANNELS": CHANNELS, "ACC": accumulate}
 
 
