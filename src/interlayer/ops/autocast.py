@@ -1,4 +1,4 @@
-"""What autocast says of a tensor, also of one on a device that autocast does not know, such as "meta"."""
+"""What autocast says of a tensor, also of one on "meta", a device that autocast does not know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 def autocast_type(x: Tensor) -> torch.dtype | None:
     """The type that autocast computes in on the device of `x`; None where it is off."""
     kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
 

@@ -17,8 +17,8 @@ REFERENCE = "reference"
 Predicate = Callable[..., str | None]
 
 
-class GivesWay(str):
-    """An objection for which even a call by name goes on to the next implementation."""
+# The one objection for which even a call by name goes on to the next implementation.
+WATCHED = "where operators are watched, torch's own are seen through"
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Implementation:
     name: str
     function: Callable[..., Any]
     objection: Predicate
+    insists: bool = True  # whether a call by name that it objects to is an error
 
 
 class Operation:
@@ -40,11 +41,13 @@ class Operation:
         self.kernels: list[Implementation] = []
         _OPERATIONS[self.__name__] = self
 
-    def kernel(self, name: str, objection: Predicate) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def kernel(
+        self, name: str, objection: Predicate, *, insists: bool = True
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator: add `function` as the implementation `name`, used where `objection` returns None."""
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.kernels.insert(0, Implementation(name, function, objection))
+            self.kernels.insert(0, Implementation(name, function, objection, insists))
             return function
 
         return add
@@ -59,7 +62,7 @@ class Operation:
             objection = kernel.objection(*args, **kwargs)
             if objection is None:
                 return kernel.function(*args, **kwargs)
-            if wanted != AUTO and not isinstance(objection, GivesWay):
+            if wanted != AUTO and kernel.insists and objection != WATCHED:
                 raise ValueError(f"backend {wanted!r} cannot compute {self.__name__}: {objection}")
         return self.reference(*args, **kwargs)
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import GivesWay, asked_for
+from ..dispatch import WATCHED, asked_for
 from ..once import once_differentiable
 
 TYPES = {
@@ -112,7 +112,7 @@ def watched(*args: Any) -> bool:
 def why_not_these(x: Tensor, *others: Any) -> str | None:
     """Why a kernel that is no operator of torch's cannot take tokens x and what goes with them, or None."""
     if watched(x, *others):  # before any look at sizes, which would become part of a graph
-        return GivesWay("where operators are watched, torch's own are seen through")
+        return WATCHED
     if not x.numel():
         return "there are no tokens"
     if not x.is_contiguous():
@@ -124,9 +124,8 @@ def why_not_these(x: Tensor, *others: Any) -> str | None:
 
 def why_not_here(x: Tensor) -> str | None:
     """Why Triton cannot run on this tensor, or None."""
-    if x.device.type != "cuda" and not (
-        INTERPRETED and asked_for("triton")
-    ):  # the interpreter is slow: never by itself
+    by_name = asked_for("triton") and (INTERPRETED or x.is_meta)  # the interpreter is slow: never by itself
+    if x.device.type != "cuda" and not by_name:
         return f"Triton needs a GPU, got a tensor on {x.device.type}"
     if x.dtype.itemsize == 8 and not INTERPRETED:
         return "float64 is computed by the reference"

