@@ -350,6 +350,17 @@ def test_real_sizes(shape, dtype):
             assert error < 2e-2, f"{what}: {error:.1e}"
 
 
+def test_keys_are_numbered_without_a_division():
+    """Which is exact for every window the kernel takes, clipped at the border to any width, and every chunk of it."""
+    from interlayer.ops._triton.halo import MOST_WINDOW, RECIPROCAL
+
+    for cols in range(1, MOST_WINDOW + 1):
+        n = torch.arange(MOST_WINDOW * cols + 128, dtype=torch.int32)
+        products = n.long() * (RECIPROCAL.value // cols + 1)
+        assert products.max() < 2**31
+        assert torch.equal(products // RECIPROCAL.value, n.long() // cols)
+
+
 @pytest.mark.skipif(DEVICE != "cuda", reason="compiles for a GPU")
 def test_compiled():
     """As one graph, with the same result and gradients as outside of it."""

@@ -1,7 +1,8 @@
 """Blocked local attention that reads neighbourhoods from the map: nothing is gathered, no attention weight is stored.
 
 A program holds a tile of queries of one block and one head and goes through the (b + 2h)² keys of its neighbourhood in
-chunks. The maps are channels_last, so a pixel of a head is one run of memory.
+chunks; keys outside the map, which a mask would hide, are left out. The maps are channels_last, so a pixel of a head is
+one run of memory.
 
 The position's term of query m and key n is A[m, row of n] + A[m, W + column of n], where A[m, r] = q_m · rel_rows[r -
 row of m], and the columns' entries follow behind the W rows'. A is made once for a tile of queries, by a product with
@@ -48,6 +49,8 @@ from . import (
 MOST_CHANNELS = 256  # of a head
 MOST_WINDOW = 64
 MOST_TABLE_BYTES = 64 * 1024  # of both tables together, which a program holds whole
+# n // d is n (RECIPROCAL // d + 1) // RECIPROCAL where n d < RECIPROCAL: a product and a shift, no division.
+RECIPROCAL = tl.constexpr(1 << 20)
 
 
 def _forward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
@@ -89,17 +92,30 @@ def _queries(
 
 
 @triton.jit
+def _extent(block, size, BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr):
+    """Along one side of a window: the first line that can be seen, and how many: masked, those inside the map."""
+    if not MASKED:
+        return 0, WINDOW
+    first = tl.maximum(HALO - block * BLOCK, 0)
+    return first, tl.minimum(size + HALO - block * BLOCK, WINDOW) - first
+
+
+@triton.jit
 def _keys(
-    start, batch, block_row, block_col, height, width,
-    BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
+    start, batch, block_row, block_col, height, width, first_row, rows, first_col, cols,
+    BLOCK: tl.constexpr, HALO: tl.constexpr, MASKED: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk of keys: row and column in the window, whether it is in it, whether it is inside the map, pixel."""
+    """Of a chunk of keys: row and column in the window, whether it is seen, whether it is inside the map, pixel."""
     n = start + tl.arange(0, KEYS)
-    y = block_row * BLOCK - HALO + n // WINDOW
-    x = block_col * BLOCK - HALO + n % WINDOW
-    valid = n < WINDOW * WINDOW
-    inside = valid & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-    return n // WINDOW, n % WINDOW, valid, inside, (batch * height + y) * width + x
+    line = (n * (RECIPROCAL // cols + 1)) // RECIPROCAL
+    row, col = first_row + line, first_col + n - line * cols
+    y = block_row * BLOCK - HALO + row
+    x = block_col * BLOCK - HALO + col
+    seen = n < rows * cols
+    inside = seen
+    if not MASKED:
+        inside = seen & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    return row, col, seen, inside, (batch * height + y) * width + x
 
 
 @triton.jit
@@ -204,15 +220,18 @@ def _forward_kernel(
     largest = tl.full([QUERIES], float("-inf"), ACC)
     total = tl.zeros([QUERIES], ACC)
     output = tl.zeros([QUERIES, VALUES], ACC)
-    for start in range(0, WINDOW * WINDOW, KEYS):
-        row, col, valid, key_inside, key_pixel = _keys(
-            start, batch, block_row, block_col, height, width, BLOCK, HALO, WINDOW, KEYS
-        )
+    first_row, rows = _extent(block_row, height, BLOCK, HALO, WINDOW, MASKED)
+    first_col, cols = _extent(block_col, width, BLOCK, HALO, WINDOW, MASKED)
+    for start in range(0, rows * cols, KEYS):
+        row, col, seen, key_inside, key_pixel = _keys(
+            start, batch, block_row, block_col, height, width, first_row, rows, first_col, cols,
+            BLOCK, HALO, MASKED, KEYS,
+        )  # fmt: skip
         k = _load(k_ptr, key_pixel, key_inside, head, heads, channels, CHANNELS)
         s = product(q, tl.trans(k), ACC, DOT)
         if RELATIVE:
             s += product(positions, tl.trans(_marks(row, col, WINDOWS, DOT)), ACC, DOT)
-        seen = (key_inside if MASKED else valid)[None, :]
+        seen = seen[None, :]
         if CENTERED:
             seen = seen & _near(row[None, :], col[None, :], row_offset[:, None], col_offset[:, None], HALO)
         s = tl.where(seen, s * (scale * LOG2_E), float("-inf"))
@@ -266,17 +285,20 @@ def _backward_kernel(
         of_places = tl.zeros([QUERIES, 2 * WINDOWS], ACC)
     c = tl.arange(0, CHANNELS)[None, :]
     e = tl.arange(0, VALUES)[None, :]
-    for start in range(0, WINDOW * WINDOW, KEYS):
-        row, col, valid, key_inside, key_pixel = _keys(
-            start, batch, block_row, block_col, height, width, BLOCK, HALO, WINDOW, KEYS
-        )
+    first_row, rows = _extent(block_row, height, BLOCK, HALO, WINDOW, MASKED)
+    first_col, cols = _extent(block_col, width, BLOCK, HALO, WINDOW, MASKED)
+    for start in range(0, rows * cols, KEYS):
+        row, col, seen, key_inside, key_pixel = _keys(
+            start, batch, block_row, block_col, height, width, first_row, rows, first_col, cols,
+            BLOCK, HALO, MASKED, KEYS,
+        )  # fmt: skip
         k = _load(k_ptr, key_pixel, key_inside, head, heads, channels, CHANNELS)
         v = _load(v_ptr, key_pixel, key_inside, head, heads, value_channels, VALUES)
         s = product(k, tl.trans(q), ACC, DOT)
         if RELATIVE:
             marks = _marks(row, col, WINDOWS, DOT)
             s += product(marks, tl.trans(positions), ACC, DOT)
-        seen = (key_inside if MASKED else valid)[:, None]
+        seen = seen[:, None]
         if CENTERED:
             seen = seen & _near(row[:, None], col[:, None], row_offset[None, :], col_offset[None, :], HALO)
         p = tl.where(seen, tl.exp2(s * (scale * LOG2_E) - lse[None, :]), 0.0)
