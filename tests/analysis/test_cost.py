@@ -100,3 +100,11 @@ def test_captured_steps_train_as_others():
         assert model.bn1.num_batches_tracked == 3 + 1 + 1 + steps  # warmed up, memory, once more, replayed
         weights.append(model.conv1[0].weight.detach().clone())
     assert not torch.equal(*weights)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU")
+def test_captured_steps_leave_no_memory_behind():
+    """Which would count as that of models measured later."""
+    setting = Setting(2, 64, "cuda", "bfloat16", True, steps=1, graph=True)
+    found = [measure(timm.create_model("resnet10t"), setting).memory for _ in range(4)]
+    assert max(found[1:]) - min(found[1:]) < 4 * 2**20
