@@ -10,7 +10,9 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The authors' checkpoint, .pth or .safetensors.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, .safetensors.")],
     model: Annotated[str, typer.Option(help="The model it belongs to, such as resnet50_mrla_light.")],
-    reading: Annotated[str, typer.Option(help="The reading the checkpoint was made with.")] = "published",
+    reading: Annotated[
+        str | None, typer.Option(help="The reading the checkpoint was made with.", show_default="published")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE of interlayer.attach, such as head_activation=tanh for the rlav1 checkpoints."),
@@ -39,8 +41,10 @@ def convert(
     checkpoint, descriptions = read_checkpoint(source)
     tensors = unwrap(checkpoint)
     given = dict(_pair(entry) for entry in option or [])
-    read = {"reading": reading} if model in ROWS else {}  # of a network without a mechanism there is one reading
+    read = {"reading": reading or "published"} if model in ROWS else {}
     network = create(model, **read, **({"attach_options": given} if given else {}))
+    if reading and not read:
+        raise ValueError(f"there is one reading of {model}: leave --reading out")
     classifier = network.default_cfg["classifier"]
     head = tensors.get(f"{classifier}.weight", tensors.get(f"{classifier}.1.weight"))
     if head is not None and len(head) != network.num_classes:
@@ -48,7 +52,9 @@ def convert(
     check_description(descriptions, network)
     converted = convert_checkpoint(tensors, network)
     save_weights(network, target, converted)
-    typer.echo(f"{target}: {len(converted)} tensors of {model}" + (f", reading {reading!r}" if read else ""))
+    typer.echo(
+        f"{target}: {len(converted)} tensors of {model}" + "".join(f", reading {name!r}" for name in read.values())
+    )
 
 
 def _pair(entry: str) -> tuple[str, object]:

@@ -133,7 +133,9 @@ def test_convert_a_network_of_one_reading(tmp_path):
     """ResT's files are the authors' own network: there is no reading to choose."""
     model = timm.create_model("rest_lite", num_classes=3)
     torch.save({"model": model.state_dict()}, tmp_path / "rest.pth")
-    result = run("convert", tmp_path / "rest.pth", tmp_path / "rest.safetensors", "--model", "rest_lite")
+    line = ("convert", tmp_path / "rest.pth", tmp_path / "rest.safetensors", "--model", "rest_lite")
+    assert "there is one reading of rest_lite: leave --reading out" in fails(*line, "--reading", "published")
+    result = run(*line)
     assert result.returncode == 0, result.stderr
     other = timm.create_model("rest_lite", num_classes=3)
     interlayer.load_weights(other, tmp_path / "rest.safetensors")
