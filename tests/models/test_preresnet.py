@@ -69,3 +69,15 @@ def test_the_head_can_be_replaced():
     assert model(torch.randn(1, 3, 16, 16)).shape == (1, 7)
     model.reset_classifier(0)
     assert model(torch.randn(1, 3, 16, 16)).shape == (1, 64)
+
+
+def test_a_head_needs_a_pooling():
+    """Else the first batch fails, with an error about the sizes of matrices; a model that exists stays as it was."""
+    with pytest.raises(ValueError, match="give num_classes=0 too, got 10"):
+        timm.create_model("preresnet20_cifar", global_pool="")
+    model = timm.create_model("preresnet20_cifar", num_classes=0, global_pool="")
+    with pytest.raises(ValueError, match="give num_classes=0 too, got 3"):
+        model.reset_classifier(3)
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 8, 8)
+    model.reset_classifier(3, "max")
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)

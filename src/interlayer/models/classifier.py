@@ -36,13 +36,15 @@ class Classifier(nn.Module):
     def get_classifier(self) -> nn.Module:
         return self.head
 
+    def head_of(self, num_classes: int, pool: Any) -> nn.Module:
+        """What classifies behind this pooling. Raises where nothing can."""
+        return nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = self.pool_of(global_pool)
+        pool = self.global_pool if global_pool is None else self.pool_of(global_pool)
         first = next(self.parameters())
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head.to(first.device, first.dtype)
+        self.head = self.head_of(num_classes, pool).to(first.device, first.dtype)
+        self.num_classes, self.global_pool = num_classes, pool
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -68,7 +70,7 @@ class StagedClassifier(Classifier):
         self.num_features = self.head_hidden_size = channels
         self.global_pool = self.pool_of(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(channels, num_classes) if num_classes else nn.Identity()
+        self.head = self.head_of(num_classes, self.global_pool)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -79,6 +81,13 @@ class StagedClassifier(Classifier):
 
     def pool_of(self, global_pool: str) -> nn.Module:
         return SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
+
+    def head_of(self, num_classes: int, pool: Any) -> nn.Module:
+        if num_classes and pool.is_identity():
+            raise ValueError(
+                f"global_pool='' leaves a map, which no linear head takes: give num_classes=0 too, got {num_classes}"
+            )
+        return super().head_of(num_classes, pool)
 
     def _run_stage(self, stage: nn.Module, x: Tensor) -> Tensor:
         if self.grad_checkpointing and self.training:
