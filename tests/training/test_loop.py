@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -430,18 +431,26 @@ def test_bad_images_are_counted_in_the_summary(small, digit_files, tmp_path):
     assert [name.rsplit("/", 1)[1] for name in summary["bad_images"]] == ["bad.png"]
 
 
+@pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_exits_cleanly(small, tmp_path, number):
-    """A real process, a real signal: exit code 128 + signal, a checkpoint, and a way to go on."""
-    recipe = small(epochs=200)
+def test_a_signal_saves_and_exits_cleanly(small, digit_files, tmp_path, number, loaded):
+    """A real process, a real signal: exit code 128 + signal, a checkpoint, and a way to go on.
+
+    Terminals and schedulers send it to every process of a group, so also to the workers that load images.
+    """
+    files = {"data": str(digit_files), "resident": "no", "crop": "resized", "batch_size": 24, "workers": 2}
+    recipe = small(epochs=200, **(files if loaded else {}))
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "interlayer", "train", "--recipe", str(tmp_path / "recipe.yaml")]
-    process = subprocess.Popen([*command, "--output", str(folder)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "--output", str(folder)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     timer = threading.Timer(120, process.kill)
     timer.start()
     seen = [process.stderr.readline() for _ in range(3)]
-    process.send_signal(number)
+    time.sleep(0.2)  # into the epoch, where workers load
+    os.killpg(process.pid, number)
     rest = process.stderr.read()
     timer.cancel()
     assert process.wait() == 128 + number, (seen, rest)

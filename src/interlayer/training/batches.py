@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -376,6 +377,16 @@ class _FilledCollate:
 def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)
     close_locks()  # a worker outlives a killed run for seconds, and would hold its folder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _outlive_one)
+
+
+def _outlive_one(number: int, frame: Any) -> None:
+    """Schedulers send SIGTERM to all processes of a run; its own needs the workers until it has saved a checkpoint.
+
+    A second one ends the worker: where a worker hangs, that is how Python ends it when the run exits.
+    """
+    signal.signal(number, signal.SIG_DFL)
 
 
 def _loader(dataset: Any, workers: int, device: torch.device, seed: int = 0, **options: Any) -> DataLoader:
