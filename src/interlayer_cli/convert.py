@@ -52,9 +52,7 @@ def convert(
     check_description(descriptions, network)
     converted = convert_checkpoint(tensors, network)
     save_weights(network, target, converted)
-    typer.echo(
-        f"{target}: {len(converted)} tensors of {model}" + "".join(f", reading {name!r}" for name in read.values())
-    )
+    typer.echo(f"{target}: {len(converted)} tensors of {model}" + (f", reading {read['reading']!r}" if read else ""))
 
 
 def _pair(entry: str) -> tuple[str, object]:

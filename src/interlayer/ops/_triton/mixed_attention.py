@@ -48,6 +48,13 @@ MOST_CHANNELS = 128  # of a head
 
 
 @triton.jit
+def _head_of_program(heads: tl.constexpr):
+    """Batch and head; heads vary fastest, as they share lines of memory."""
+    program = tl.program_id(0)
+    return (program // heads).to(tl.int64), program % heads
+
+
+@triton.jit
 def _tokens(ptr, batch, rows, row_count, row_stride, head, channels: tl.constexpr, CHANNELS: tl.constexpr):
     """[len(rows), CHANNELS]: a head's channels of some tokens, zero beyond the last token."""
     c = tl.arange(0, CHANNELS)
@@ -91,8 +98,7 @@ def _forward_kernel(
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    j = tl.program_id(0) % heads
-    batch = (tl.program_id(0) // heads).to(tl.int64)
+    batch, j = _head_of_program(heads)
     m = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     largest = tl.full([QUERIES], float("-inf"), ACC)
     total = tl.zeros([QUERIES], ACC)
@@ -126,8 +132,7 @@ def _normalise_kernel(
     queries, keys, eps,
     heads: tl.constexpr, channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    j = tl.program_id(0) % heads
-    batch = (tl.program_id(0) // heads).to(tl.int64)
+    batch, j = _head_of_program(heads)
     total = tl.zeros([ROWS], ACC)
     for start in range(0, queries, ROWS):
         m = start + tl.arange(0, ROWS)
@@ -151,8 +156,7 @@ def _row_gradients_kernel(
     queries, keys,
     heads: tl.constexpr, channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    j = tl.program_id(0) % heads
-    batch = (tl.program_id(0) // heads).to(tl.int64)
+    batch, j = _head_of_program(heads)
     total = tl.zeros([ROWS], ACC)
     for start in range(0, queries, ROWS):
         m = start + tl.arange(0, ROWS)
@@ -200,8 +204,7 @@ def _query_gradients_kernel(
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) % heads
-    batch = (tl.program_id(0) // heads).to(tl.int64)
+    batch, i = _head_of_program(heads)
     m = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     grad_q = tl.zeros([QUERIES, CHANNELS], ACC)
     for start in range(0, keys, KEYS):
@@ -228,8 +231,7 @@ def _key_gradients_kernel(
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0) % heads
-    batch = (tl.program_id(0) // heads).to(tl.int64)
+    batch, i = _head_of_program(heads)
     n = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     k = _tokens(k_ptr, batch, n, keys, k_stride, i, channels, CHANNELS)
     grad_k = tl.zeros([KEYS, CHANNELS], ACC)
