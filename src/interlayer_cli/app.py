@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import compare, convert, demo, evaluate, models, plot, predict, profile, recipes, tables, train
+from . import compare, convert, demo, evaluate, mechanisms, models, plot, predict, profile, recipes, tables, train
 
 app = typer.Typer(
     name="interlayer",
@@ -24,6 +24,7 @@ COMMANDS = (
     predict.predict,
     recipes.recipes,
     models.models,
+    mechanisms.mechanisms,
     tables.tables,
     convert.convert,
     profile.profile,

@@ -24,14 +24,15 @@ def demo(
 
     import interlayer
     from interlayer.analysis import Setting, count_flops, count_parameters, measure_inference
-    from interlayer.hosts import attached_blocks
+    from interlayer.hosts import attached_mechanisms
+    from interlayer.mechanisms import LayerAttention
 
     from .names import create
 
     torch.manual_seed(seed)
     plain = create(backbone)
     attached = interlayer.attach(create(backbone), mechanism)
-    if not any(block.interlayer_slots for _, block in attached_blocks(attached)):
+    if not any(isinstance(module, LayerAttention) for module in attached_mechanisms(attached).values()):
         raise ValueError(f"{mechanism} has no attention scores to draw; interlayer profile measures what it costs")
     figure = interlayer.plot_layer_scores(
         interlayer.layer_scores(attached, _photograph(attached)),

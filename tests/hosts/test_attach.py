@@ -7,7 +7,7 @@ from torch import nn
 
 import interlayer
 from interlayer.hosts import attached_blocks, attached_mechanisms, find_stages
-from interlayer.hosts.carry import Carried
+from interlayer.hosts.carried import Carried
 
 
 def resnet(**options):
@@ -133,7 +133,7 @@ def test_reentrant_checkpoints_are_refused():
 
 def test_stages_can_be_given_as_lengths_or_names():
     model = interlayer.attach(vit(), "mrla_base", stages=(6, 6))
-    lengths = [block.interlayer_slots[0].length for _, block in attached_blocks(model)]
+    lengths = [block.interlayer_entries[0].place.length for _, block in attached_blocks(model)]
     assert lengths == [6] * 12
     model = interlayer.attach(resnet(), "mrla_base", stages=[["layer3.0", "layer3.1"], ["layer4.1"]])
     assert [name for name, _ in attached_blocks(model)] == ["layer3.0", "layer3.1", "layer4.1"]
@@ -275,8 +275,8 @@ def test_load_backbone_lists_what_it_could_not_place_and_changes_nothing():
 
 
 def test_residual_parts_are_timms_block():
-    """`hosts/residual.py` follows timm's forward; were timm to change it, published checkpoints would drift."""
-    from interlayer.hosts import residual
+    """`hosts/finding/residual.py` follows timm's forward; were timm to change it, published checkpoints would drift."""
+    from interlayer.hosts.finding import residual
 
     blocks = [timm.create_model(name, num_classes=5).layer2[0] for name in ("resnet18", "resnet26d", "seresnet50")]
     mobile = timm.create_model("mobilenetv2_100", num_classes=5)
@@ -285,7 +285,7 @@ def test_residual_parts_are_timms_block():
         channels = next(p for p in block.parameters() if p.dim() == 4).shape[1]
         x = torch.randn(1, 32 if channels == 1 else channels, 8, 8)
         block.eval()
-        parts = residual.run_parts(block, x)
+        parts = residual.run_block(block, x)
         torch.testing.assert_close(parts.output, block(x.clone()))
         skips = getattr(block, "has_skip", True)
         shortcut = (getattr(block, "downsample", None) or torch.nn.Identity())(x) if skips else None
@@ -295,7 +295,7 @@ def test_residual_parts_are_timms_block():
             torch.testing.assert_close(parts.shortcut, shortcut)
     selective = timm.create_model("skresnet18", num_classes=5).layer2[0]
     assert not residual.projects(selective), "a block of another class must not be taken for timm's own"
-    assert "SelectiveKernelBasic" in residual.objection(selective)
+    assert "SelectiveKernelBasic" in residual.unsupported_reason(selective)
 
 
 def test_published_light_reads_the_projected_shortcut():

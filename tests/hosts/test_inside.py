@@ -10,8 +10,8 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
 import interlayer
-from interlayer.hosts import attached_mechanisms
-from interlayer.mechanisms import RLA
+from interlayer.hosts import attached_mechanisms, entry_of
+from interlayer.mechanisms import RLA, Place
 
 SMALL = {"num_classes": 5}
 HOSTS = ["resnet18", "mobilenetv2_050", "preresnet20_cifar", pytest.param("xception_cifar", marks=pytest.mark.slow)]
@@ -82,7 +82,7 @@ def test_copies_pickles_and_checkpoints():
     expected = model(image)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(other(image), expected)
-        assert other.layer1[0].interlayer_state.holder is other.rla, "a copy must refer to its own aggregation"
+        assert entry_of(other.layer1[0], "rla").shared is other.rla, "a copy must refer to its own aggregation"
     model.train()
     gradients = []
     for checkpointing in (False, True):
@@ -221,7 +221,7 @@ def test_dia_carries_its_state_along_a_stage():
         i, g, f, o = (of_input(y.mean((2, 3))) + of_hidden(h)).split(64, 1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.sigmoid(c)
-        gated, memory = model.dia_gate.gate(1, y, [], memory)
+        gated, memory = model.dia_gate.gate(y, [], memory, Place(1, 0, 2))
         torch.testing.assert_close(gated, y * h[:, :, None, None])
 
 
@@ -231,7 +231,7 @@ def test_bridge_attention_reads_every_convolution():
     taps, y = [torch.randn(2, 16, 4, 4), torch.randn(2, 16, 2, 2)], torch.randn(2, 64, 2, 2)
     summed = sum(path(tap.mean((2, 3))) for path, tap in zip(bridge.bridges, (*taps, y), strict=True))
     expected = y * torch.sigmoid(bridge.scale(summed.relu()))[:, :, None, None]
-    torch.testing.assert_close(bridge.gate(1, y, taps, None)[0], expected)
+    torch.testing.assert_close(bridge.gate(y, taps, None, Place(1, 0, 2))[0], expected)
     with pytest.raises(interlayer.AttachError, match="bridge attention joins the convolutions of a ResNet's block"):
         make("mobilenetv2_050", "bridge")
 

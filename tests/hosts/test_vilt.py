@@ -7,6 +7,7 @@ import timm
 import torch
 
 import interlayer
+from interlayer.hosts.carried import Carried
 from interlayer.mechanisms import ContextBroadcast
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -42,7 +43,6 @@ def test_which_tokens_take_part(tokens, scaled):
     if scaled:
         torch.nn.init.normal_(part.cb.scale)
     given = inputs()
-    model(**given)  # the embedding notes the tokens
     hidden, shortcut = torch.randn(2, 6 + 17, 32), torch.randn(2, 6 + 17, 16)
     y = own.dense(hidden)
     chosen = torch.zeros(2, 23, dtype=torch.bool)
@@ -55,7 +55,12 @@ def test_which_tokens_take_part(tokens, scaled):
         average = y[image, chosen[image]].mean(0)
         row = y[image, chosen[image]]
         expected[image, chosen[image]] = row + part.cb.scale * average if scaled else 0.5 * row + 0.5 * average
-    torch.testing.assert_close(part(hidden, shortcut), expected + shortcut)
+    seen = []
+    hook = part.register_forward_pre_hook(lambda module, args: seen.append(args[1].memories["cb"]))
+    model(**given)
+    hook.remove()
+    assert torch.equal(seen[0], chosen), "the embedding's choice must arrive with the tokens"
+    torch.testing.assert_close(part(hidden, Carried(shortcut, {"cb": chosen})), expected + shortcut)
 
 
 def test_what_stands_at_padding_changes_nothing():

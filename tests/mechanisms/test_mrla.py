@@ -186,7 +186,7 @@ IDENTITIES = [
     for variant, make in VARIANTS.items()
     for option in (OPTIONS if make is MRLALight else OPTIONS[:2])
     for style in STYLES
-    for reading in make.readings
+    for reading in make.READINGS
 ]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import interlayer
-from interlayer.hosts import attached_blocks
+from interlayer.hosts import attached_blocks, entry_of
 from interlayer.models import checkpoints
 
 PUBLISHED = {
@@ -100,7 +100,7 @@ def as_published_rla(model):
     state = dict(model.state_dict())
     mobile = "conv_head.weight" in state
     published = {}
-    places = {name: block.interlayer_state for name, block in attached_blocks(model)}
+    places = {name: entry_of(block, "rla").place for name, block in attached_blocks(model)}
     for name, place in places.items():
         prefix = f"rla.stages.{place.stage}.exchanges.{place.index}."
         if mobile:

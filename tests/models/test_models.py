@@ -198,7 +198,12 @@ def test_readings():
 
 def test_deit_restarts_its_memory_every_four_blocks():
     model = on_meta("deit_tiny_mrla_base")
-    assert [slot.index for _, block in attached_blocks(model) for slot in block.interlayer_slots] == [0, 1, 2, 3] * 3
+    assert [entry.place.index for _, block in attached_blocks(model) for entry in block.interlayer_entries] == [
+        0,
+        1,
+        2,
+        3,
+    ] * 3
 
 
 def test_pretrained_says_how_to_start_from_the_backbone():

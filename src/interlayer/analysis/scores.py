@@ -66,8 +66,10 @@ def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
     """
     stages: dict[int, list[tuple[str, LayerAttention]]] = {}
     for name, block in attached_blocks(model):
-        for slot in block.interlayer_slots:
-            stages.setdefault(slot.stage, []).append((name, getattr(block, slot.name)))
+        for entry in block.interlayer_entries:
+            mechanism = entry.shared or getattr(block, entry.key)
+            if isinstance(mechanism, LayerAttention):
+                stages.setdefault(entry.place.stage, []).append((name, mechanism))
     if not stages:
         raise ValueError(f"{type(model).__name__} has no layer attention attached: see interlayer.attach")
     names = {id(mechanism): name for name, mechanism in attached_mechanisms(model).items()}

@@ -2,33 +2,45 @@
 
 from .attach import (
     MECHANISMS,
+    Kind,
     LoadReport,
+    Mechanism,
     as_wide_as,
     attach,
     attached_blocks,
     attached_mechanisms,
     detach,
+    kind_in_blocks,
     load_backbone,
     options_of,
+    register_mechanism,
 )
-from .probe import AttachError, evaluating, probe_image
-from .replace import hand_to_replaced, names_of_replaced
-from .stages import find_stages
+from .block import entry_of
+from .finding.probe import AttachError, evaluating, probe_image
+from .finding.stages import find_stages
+from .placing.blocks import place_in_stage
+from .placing.replaced import hand_to_replaced, names_of_replaced
 
 __all__ = [
     "MECHANISMS",
     "AttachError",
+    "Kind",
     "LoadReport",
+    "Mechanism",
     "as_wide_as",
     "attach",
     "attached_blocks",
     "attached_mechanisms",
     "detach",
+    "entry_of",
     "evaluating",
     "find_stages",
     "hand_to_replaced",
+    "kind_in_blocks",
     "load_backbone",
     "names_of_replaced",
     "options_of",
+    "place_in_stage",
     "probe_image",
+    "register_mechanism",
 ]

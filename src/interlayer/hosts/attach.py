@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,76 +10,154 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..mechanisms import MLA, RLA, MRLABase, MRLALight, MRLALinear
-from ..mechanisms.branch import BranchGate
-from ..mechanisms.description import Init, Reading
-from .behind import has_layer_attention, place_layer_attention, take_out_layer_attention
-from .carry import AttachedBlock, Extended, restore
-from .inside import has_gates, has_rla, own_inputs, place_gates, place_rla, take_out_gates, take_out_rla
-from .layout import Grid
-from .probe import AttachError, reason, run_once
-from .replace import hand_to_replaced, replaced_layers
-from .spatial import local_attentions, place_halo, take_out_halo
-from .stages import Stages
-from .tokens import broadcasting_parts, place_cb, take_out_cb
+from ..mechanisms import MLA, MRLABase, MRLALight, MRLALinear
+from ..mechanisms.options import NoOptions, OptionDescription, describe, parse
+from .block import AttachedBlock, remove_entries
+from .carried import AttachedModel, Grid
+from .extending import restore
+from .finding.probe import AttachError, checked_size, reason, run_once
+from .placing import layer_attention as layers
+from .placing import recurrent_state as recurrence
+from .placing.blocks import stop_grid
+from .placing.context_broadcast import (
+    ContextBroadcastOptions,
+    broadcasts,
+    place_context_broadcast,
+    take_out_broadcasts,
+)
+from .placing.gates import GATES, gate_key, place_gates
+from .placing.local_attention import (
+    LocalAttentionOptions,
+    local_attentions,
+    place_local_attention,
+    take_out_local_attention,
+)
+from .placing.replaced import hand_to_replaced, replaced_layers
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What mechanisms of a kind have in common. A network has at most one of a kind; different kinds go together."""
+    """What mechanisms of a kind have in common. A network has at most one of a kind; different kinds go together.
+
+    Args:
+        name: for messages.
+        present: whether a network has a mechanism of this kind.
+        take_out: removes it.
+    """
 
     name: str
     present: Callable[[nn.Module], object]
     take_out: Callable[[nn.Module], None]
 
 
-BEHIND = Kind("layer attention", has_layer_attention, take_out_layer_attention)
-STATEFUL = Kind("recurrent layer aggregation", has_rla, take_out_rla)
-ON_BRANCH = Kind("attention on the branch", has_gates, take_out_gates)
-SPATIAL = Kind("local attention", local_attentions, take_out_halo)
-BROADCAST = Kind("context broadcasting", broadcasting_parts, take_out_cb)
-KINDS = (BEHIND, STATEFUL, ON_BRANCH, SPATIAL, BROADCAST)
+def kind_in_blocks(name: str, *keys: str, undo: Callable[[nn.Module], None] | None = None) -> Kind:
+    """A kind of mechanisms that blocks carry.
+
+    Args:
+        name: for messages.
+        keys: the keys of its entries in blocks, and of its modules in the network where blocks share one.
+        undo: what else to undo when it is taken out; called first.
+    """
+
+    def present(model: nn.Module) -> bool:
+        return any(entry.key in keys for _, block in attached_blocks(model) for entry in block.interlayer_entries)
+
+    def take_out(model: nn.Module) -> None:
+        if undo is not None:
+            undo(model)
+        remove_entries(model, keys)
+        for key in keys:
+            model._modules.pop(key, None)
+
+    return Kind(name, present, take_out)
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A row of the table of what can be attached. What `place` returns is called once the network has run with it."""
+    """A row of the table of what can be attached.
 
-    place: Callable[..., Callable[[], None] | None]
+    Args:
+        kind: what it has in common with others.
+        options: the record of its options.
+        place: puts it into a network: `place(model, options, image_size=...)`. What it returns, if anything, is called
+            once the network has run with the mechanism.
+        about: what it is, in one line.
+    """
+
     kind: Kind
+    options: type
+    place: Callable[..., Callable[[], None] | None]
+    about: str = ""
 
 
-def _behind(name: str, make: type, channels_per_head: int | None = None) -> Mechanism:
-    place = partial(place_layer_attention, make=make, mechanism=name, fixed_channels_per_head=channels_per_head)
-    return Mechanism(place, BEHIND)
+LAYER_ATTENTION = kind_in_blocks("layer attention", layers.KEY, undo=stop_grid)
+RECURRENT_STATE = kind_in_blocks("recurrent layer aggregation", recurrence.KEY, undo=recurrence.detach_head)
+BRANCH_ATTENTION = kind_in_blocks("attention on the branch", *map(gate_key, GATES))
+LOCAL_ATTENTION = Kind("local attention", local_attentions, take_out_local_attention)
+BROADCAST = Kind("context broadcasting", broadcasts, take_out_broadcasts)
 
 
-MECHANISMS = {
-    "mrla_light": _behind("mrla_light", MRLALight),
-    "mrla_base": _behind("mrla_base", MRLABase),
-    "mla": _behind("mla", MLA),
-    "mrla_linear": _behind("mrla_linear", MRLALinear),
-    "crla": _behind("crla", MRLALight, channels_per_head=1),
-    "rla": Mechanism(place_rla, STATEFUL),
-    "halo": Mechanism(place_halo, SPATIAL),
-    "cb": Mechanism(place_cb, BROADCAST),
-    **{
-        name: Mechanism(partial(place_gates, kind=name), ON_BRANCH)
-        for name in ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
-    },
-}
+def _layer_attention(
+    name: str, make: type, options: type, about: str, channels_per_head: int | None = None
+) -> Mechanism:
+    place = partial(layers.place_layer_attention, make=make, mechanism=name, fixed_channels_per_head=channels_per_head)
+    return Mechanism(LAYER_ATTENTION, options, place, about)
 
 
-def attach(
-    model: nn.Module,
-    mechanism: str,
-    *,
-    stages: Stages | None = None,
-    reading: Reading = "paper",
-    init: Init = "paper",
-    image_size: int | Grid | None = None,
-    **options: Any,
-) -> nn.Module:
+def _gate(name: str, about: str) -> Mechanism:
+    return Mechanism(BRANCH_ATTENTION, NoOptions, partial(place_gates, kind=name), about)
+
+
+MECHANISMS: dict[str, Mechanism] = {
+    "mrla_light": _layer_attention(
+        "mrla_light", MRLALight, layers.LightOptions,
+        "a gate on the layer's own value plus lambda times the attention of the layer before (MRLA, Eq. 8)",
+    ),
+    "mrla_base": _layer_attention(
+        "mrla_base", MRLABase, layers.BaseOptions,
+        "softmax attention over all layers of the stage so far (MRLA, Eq. 6)",
+    ),
+    "mla": _layer_attention(
+        "mla", MLA, layers.LayerAttentionOptions,
+        "the same, every layer deriving all keys and values anew (MRLA, Eq. 4)",
+    ),
+    "mrla_linear": _layer_attention(
+        "mrla_linear", MRLALinear, layers.LinearOptions, "mrla_base with the kernel elu + 1 (MRLA, appendix A.3)"
+    ),
+    "crla": _layer_attention(
+        "crla", MRLALight, layers.LightOptions, "mrla_light with one channel per head (MRLA, Table 4 f)",
+        channels_per_head=1,
+    ),
+    "rla": Mechanism(
+        RECURRENT_STATE, recurrence.RecurrentStateOptions, recurrence.place_recurrent_state,
+        "a state of k channels that every residual block reads and adds to (RLA, section 3.3)",
+    ),
+    "halo": Mechanism(
+        LOCAL_ATTENTION, LocalAttentionOptions, place_local_attention,
+        "blocked local attention in place of 3x3 convolutions (HaloNet, sections 4.5, 4.6)",
+    ),
+    "cb": Mechanism(
+        BROADCAST, ContextBroadcastOptions, place_context_broadcast,
+        "context broadcasting: half of every token is the average token (CB, sections 3.2, 3.3)",
+    ),
+    "se": _gate("se", "squeeze-and-excitation on the branch of every residual block"),
+    "eca": _gate("eca", "efficient channel attention on the branch"),
+    "cbam": _gate("cbam", "channel and spatial attention on the branch"),
+    "gc": _gate("gc", "global context on the branch"),
+    "nl": _gate("nl", "a non-local block on the branch"),
+    "dia": _gate("dia", "one LSTM a stage gives each branch its scale (DIANet)"),
+    "bridge": _gate("bridge", "each branch's scale comes from all of its block's convolutions (BA-Net)"),
+}  # fmt: skip
+
+
+def register_mechanism(name: str, mechanism: Mechanism) -> None:
+    """Make `attach` know a mechanism of your own under a new name."""
+    if name in MECHANISMS:
+        raise ValueError(f"there is already a mechanism {name!r}: choose another name")
+    MECHANISMS[name] = mechanism
+
+
+def attach(model: nn.Module, mechanism: str, *, image_size: int | Grid | None = None, **options: Any) -> nn.Module:
     """Put a mechanism into `model`, in place, and return the model.
 
     The network keeps its own parameters under their own names; those of layer attention are added as `<block>.mrla.*`,
@@ -93,23 +170,10 @@ def attach(
             recurrent state inside residual blocks: "rla". Attention on the branch of residual blocks, for comparison:
             "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM a stage) or "bridge". Local attention in place of 3x3
             convolutions: "halo". Context broadcasting in transformers: "cb".
-        stages: of layer attention, the stages instead of those found: lengths such as (6, 6), or block names such as
-            [["layer3.0", "layer3.1"], ["layer4.0"]].
-        reading: "paper" or "published"; see docs/deviations.md.
-        init: "paper" for training from scratch; "identity" leaves the network's function as it is, for fine-tuning.
         image_size: size of the image used to find the stages, where the model does not tell its own.
-        options: further options of the mechanism; docs/attaching.md lists them. Of layer attention among others:
-            blocks: "auto" leaves out the blocks that say they have no identity skip (in EfficientNets, the first of a
-                stage), as the paper does; "all" takes every block. Blocks named in `stages` are all taken.
-            channels_per_head: 32 in a CNN, 8 in a network of MBConv blocks, 16 in a transformer unless given; where
-                that does not divide a stage's width, the largest smaller divisor. A number given must divide every
-                width.
-            drop_path: the attention's own stochastic depth: a probability, or "backbone" to share each block's.
-            Of "halo": stages (here numbers from 1), last, block, halo, channels_per_head, position, centered.
-            Of "cb": where ("end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"), blocks
-            ("upper", "all"), scaled, spare_pyramid, and of Hugging Face's ViLT tokens ("image", "text", "both").
-            Of "rla": state_channels, variant ("v1" to "v6", "postact", "convlstm", ...) and those of
-            `interlayer.mechanisms.RLA`.
+        options: options of the mechanism, among them for layer attention and "rla" `init="identity"`, which leaves the
+            network's function as it is, for fine-tuning, and `reading="published"` for what the authors' program
+            computes. docs/attaching.md and `interlayer mechanisms NAME` list them all.
 
     Raises:
         AttachError: the network has no place for the mechanism; the model is left as it was.
@@ -120,20 +184,19 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach expects a torch.nn.Module, got {type(model).__name__}")
     row = _row(mechanism)
-    common = {"stages": stages, "reading": reading, "init": init}
-    unset: dict[str, Any] = {"stages": None, "reading": "paper", "init": "paper"}
-    options |= {name: value for name, value in common.items() if value != unset[name]}
-    _check_options(mechanism, options)
-    there = _kinds(model)
-    if row.kind in there:
+    if image_size is not None:
+        checked_size(image_size)
+    record: Any = parse(row.options, mechanism, options)
+    present = _kinds(model)
+    if row.kind in present:
         raise AttachError(f"{type(model).__name__} already has {row.kind.name}: detach it first")
     try:
-        finish = row.place(model, image_size=image_size, **options)
+        finish = row.place(model, record, image_size=image_size)
         run_once(model, image_size)
         if finish is not None:
             finish()
     except Exception as error:
-        placed = [kind for kind in _kinds(model) if kind not in there]
+        placed = [kind for kind in _kinds(model) if kind not in present]
         _take_out(model, placed)
         if not placed:
             raise  # nothing was placed: the error says why
@@ -158,27 +221,16 @@ def _row(mechanism: str) -> Mechanism:
     return MECHANISMS[mechanism]
 
 
-def options_of(mechanism: str) -> set[str]:
-    """The options of `attach` that a mechanism takes; layer attention takes those of its module too."""
-    place = _row(mechanism).place
-    bound = place.keywords if isinstance(place, partial) else {}
-    return {name for name in inspect.signature(place).parameters if name not in ("model", "image_size", *bound)}
-
-
-def _check_options(mechanism: str, options: Mapping[str, Any]) -> None:
-    """Refuse an option the mechanism does not have; layer attention checks its own."""
-    if MECHANISMS[mechanism].kind == BEHIND:
-        return
-    valid = options_of(mechanism)
-    unknown = [name for name in options if name not in valid]
-    if unknown:
-        expected = f"expected one of {', '.join(sorted(valid))}" if valid else "it has none"
-        raise TypeError(f"{mechanism} has no option {unknown[0]!r}, {expected}")
+def options_of(mechanism: str) -> dict[str, OptionDescription]:
+    """The options of a mechanism by name, with their defaults and meaning."""
+    return {entry.name: entry for entry in describe(_row(mechanism).options)}
 
 
 def _kinds(model: nn.Module) -> list[Kind]:
     """The kinds of mechanisms in a network."""
-    return [kind for kind in KINDS if kind.present(model)]
+    kinds = dict.fromkeys(id(row.kind) for row in MECHANISMS.values())
+    rows = {id(row.kind): row.kind for row in MECHANISMS.values()}
+    return [rows[kind] for kind in kinds if rows[kind].present(model)]
 
 
 def _take_out(model: nn.Module, kinds: Sequence[Kind]) -> None:
@@ -186,24 +238,23 @@ def _take_out(model: nn.Module, kinds: Sequence[Kind]) -> None:
         kind.take_out(model)
     if not _kinds(model):
         for module in list(model.modules()):
-            if isinstance(module, Extended):
-                restore(module)  # type: ignore[arg-type]
+            if isinstance(module, AttachedModel):
+                restore(module, AttachedModel)  # type: ignore[arg-type]
 
 
 def attached_blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and module of every block that something is attached to."""
+    """Name and module of every block, or component of one, that something is attached to."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, AttachedBlock))
 
 
 def attached_mechanisms(model: nn.Module) -> dict[str, Any]:
     """Every attached mechanism by its name in the model."""
-    found = {
-        f"{name}.{slot.name}".removeprefix("."): getattr(block, slot.name)
-        for name, block in attached_blocks(model)
-        for slot in block.interlayer_slots
-    }
-    shared = {name: module for name, module in model.named_modules() if isinstance(module, (RLA, BranchGate))}
-    return found | shared | dict(replaced_layers(model)) | dict(broadcasting_parts(model))
+    found: dict[str, Any] = {}
+    for name, block in attached_blocks(model):
+        for entry in block.interlayer_entries:
+            path = f"{name}.{entry.key}".removeprefix(".") if entry.shared is None else entry.key
+            found[path] = entry.shared or getattr(block, entry.key)
+    return found | dict(replaced_layers(model)) | dict(broadcasts(model))
 
 
 @dataclass(frozen=True)
@@ -260,7 +311,7 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
 
 def as_wide_as(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with the classifier's widened by the inputs it has from a state, as `model` has them now."""
-    widened = own_inputs(model)
+    widened = recurrence.own_inputs(model)
     tensors = dict(state_dict)
     if widened is not None:
         classifier, width = widened

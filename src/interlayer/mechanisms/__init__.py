@@ -5,11 +5,14 @@ from .description import description_differences
 from .emsa import EfficientAttention, PixelAttention
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
+from .protocol import BlockMechanism, BlockValues, Place
 from .rla import RLA
 
 __all__ = [
     "MLA",
     "RLA",
+    "BlockMechanism",
+    "BlockValues",
     "ContextBroadcast",
     "EfficientAttention",
     "HaloAttention2d",
@@ -18,6 +21,7 @@ __all__ = [
     "MRLALight",
     "MRLALinear",
     "PixelAttention",
+    "Place",
     "UniformHeadAttention",
     "description_differences",
     "fit_halo_tables",

@@ -17,7 +17,7 @@ parameters, it does not say how; here the other heads' queries and keys are wide
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +25,22 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..ops.broadcast import give
-from .description import expect_choice, expect_flag, record_description
+from .description import record_description
+from .options import expect_choice, expect_flag
+from .protocol import BlockMechanism, BlockValues, MemoryScope, Place
 
 
-class ContextBroadcast(nn.Module):
-    """Gives every token a share of the average token.
+class ContextBroadcast(BlockMechanism):
+    """Adds the average token to every token. See the module docstring for the equations.
+
+    As a block's mechanism it broadcasts what enters a component, such as the MLP, or what leaves it.
 
     Args:
         channels: C, for the scaled form; it is not needed for the other.
         scaled: CB_S instead of CB.
     """
+
+    memory_scope: MemoryScope = "none"
 
     def __init__(self, channels: int | None = None, *, scaled: bool = False) -> None:
         super().__init__()
@@ -42,11 +48,22 @@ class ContextBroadcast(nn.Module):
         if scaled and channels is None:
             raise ValueError("the scaled form has one parameter for each channel: give channels=")
         self.scale = nn.Parameter(torch.zeros(channels)) if scaled and channels is not None else None
-        self.before = False  # whether the layer that holds it gives it its input, and not its output
+        self.before = False  # whether it broadcasts the input of the component that holds it, instead of the output
         record_description(self)
 
-    def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Of [B, N, C] and `chosen`, [B, N], the others neither count in the mean nor are changed."""
+    def enter(self, x: Tensor, memory: Any, place: Place) -> tuple[Tensor, Any]:
+        return (self(x) if self.before else x), memory
+
+    def leave(self, output: Tensor, values: BlockValues, memory: Any, place: Place) -> tuple[Tensor, Any]:
+        return (output if self.before else self(output)), memory
+
+    def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """
+        Args:
+            x: tokens, [B, N, C] or [B, H, W, C].
+            chosen: [B, N], True for the tokens of [B, N, C] that count in the average and receive it; all of them
+                unless given.
+        """
         if chosen is None:
             return ops.broadcast_context(x, self.scale)
         mask = chosen[..., None]

@@ -1,31 +1,12 @@
-"""What every mechanism says of itself beside its tensors, and how its options are checked."""
+"""What every mechanism records of itself beside its tensors."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-Reading = Literal["paper", "published"]
-Init = Literal["paper", "identity"]
-
 METADATA = "layer_attention"  # entry of a state dict's metadata
-
-
-def expect_choice(option: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{option} must be {' or '.join(map(repr, valid))}, got {value!r}")
-
-
-def expect_flag(option: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{option} must be true or false, got {value!r}")
-
-
-def expect_whole(**values: object) -> None:
-    for option, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{option} must be a whole number, got {value!r}")
 
 
 def record_description(module: nn.Module) -> None:

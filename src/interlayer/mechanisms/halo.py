@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
-from .description import expect_choice, expect_flag, expect_whole, record_description
+from .description import record_description
+from .options import expect_choice, expect_flag, expect_whole
 
 Position = Literal["relative", "absolute", "none"]
 
@@ -64,7 +65,8 @@ class HaloAttention2d(nn.Module):
         super().__init__()
         expect_choice("position", position, ("relative", "absolute", "none"))
         expect_flag("centered", centered)
-        expect_whole(block=block, halo=halo, stride=stride, heads=heads)
+        for name, value in (("block", block), ("halo", halo), ("stride", stride), ("heads", heads)):
+            expect_whole(name, value)
         out_channels = in_channels if out_channels is None else out_channels
         qk_channels = in_channels if qk_channels is None else qk_channels
         if heads < 1 or qk_channels % (2 * heads) or out_channels % heads:
@@ -128,7 +130,8 @@ class HaloAttention2d(nn.Module):
     @torch.no_grad()
     def resize(self, block: int, halo: int) -> None:
         """Change block and halo of a trained layer: its relative tables are interpolated linearly (appendix E)."""
-        expect_whole(block=block, halo=halo)
+        expect_whole("block", block)
+        expect_whole("halo", halo)
         if block < 1 or halo < 0 or block % self.stride:
             raise ValueError(
                 f"expected a block of at least 1, divisible by the stride {self.stride}, and a halo of at least 0, got "

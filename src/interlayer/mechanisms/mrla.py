@@ -28,13 +28,14 @@ Where the text leaves a choice: Algorithms 1 to 4 give O_t as the block's output
 kept here, because without the sum the network would lose its residual path. Lambda starts from a standard normal, the
 only start the reported results are known to come from.
 
-`reading="published"` is what the authors' program computes where that differs (docs/deviations.md lists it all):
-MRLALight takes the block's shortcut for O_{t-1}; MRLABase has a ReLU between norm and sum in a CNN; in a transformer
-the normalised prefix tokens are added to the prefix tokens. MLA and MRLALinear have no published reading.
+A reading is a row of options (`READINGS`). `reading="published"` is what the authors' program computes where that
+differs from the text (docs/deviations.md lists every difference): MRLALight takes the block's shortcut for O_{t-1};
+MRLABase has a ReLU between norm and sum in a CNN; in a transformer the normalised prefix tokens are added to the prefix
+tokens. MLA and MRLALinear have no published reading.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -43,10 +44,14 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from .. import ops
-from .description import Init, Reading, expect_choice, record_description
+from .description import record_description
+from .options import Init, Reading, expect_choice
+from .protocol import BlockMechanism, BlockValues, MemoryScope, Place
 
 Style = Literal["cnn", "transformer"]
 Projection = Literal["conv1d", "linear"]
+Previous = Literal["attention", "shortcut"]
+Readings = Mapping[str, Mapping[str, Any]]
 
 LINEAR_REDUCTION = 16  # Table 4 (d): fully connected q and k map C to C / 16 channels
 
@@ -57,7 +62,7 @@ def adaptive_kernel_size(channels: int) -> int:
     return size if size % 2 else size + 1
 
 
-class LayerAttention(nn.Module):
+class LayerAttention(BlockMechanism):
     """What the variants share: projections, norms, stochastic depth, the sum with x, and what is recorded in a file.
 
     Args:
@@ -68,12 +73,14 @@ class LayerAttention(nn.Module):
         value_conv: False for V = x (Table 4 c).
         norm_layer: the norm of the "cnn" style.
         drop_path: probability that a sample skips the attention during training.
+        add_prefix: whether a transformer's prefix tokens have their own normalised value added; the reading's unless
+            given.
         reading: "paper", or "published" for what the authors' program computes.
         init: "paper", or "identity" to start as x' = x, so that a trained network keeps its function.
     """
 
-    readings: ClassVar[tuple[str, ...]] = ("paper",)
-    reads_shortcut: bool = False  # whether forward() wants the block's shortcut
+    READINGS: ClassVar[Readings] = {"paper": {}}  # the options in which the readings of a variant differ
+    reads_map = True
 
     def __init__(
         self,
@@ -85,6 +92,7 @@ class LayerAttention(nn.Module):
         value_conv: bool = True,
         norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d,
         drop_path: float = 0.0,
+        add_prefix: bool | None = None,
         reading: Reading = "paper",
         init: Init = "paper",
     ) -> None:
@@ -92,9 +100,9 @@ class LayerAttention(nn.Module):
         expect_choice("style", style, ("cnn", "transformer"))
         expect_choice("projection", projection, ("conv1d", "linear"))
         expect_choice("init", init, ("paper", "identity"))
-        if reading not in self.readings:
+        if reading not in self.READINGS:
             raise ValueError(
-                f"{type(self).__name__} has reading={' or '.join(map(repr, self.readings))}, got {reading!r}"
+                f"{type(self).__name__} has reading={' or '.join(map(repr, self.READINGS))}, got {reading!r}"
             )
         if channels_per_head < 1 or channels % channels_per_head:
             raise ValueError(f"expected channels divisible by channels_per_head={channels_per_head}, got {channels}")
@@ -106,6 +114,7 @@ class LayerAttention(nn.Module):
         self.heads = channels // channels_per_head
         self.style = style
         self.reading = reading
+        self.add_prefix = self._of_reading("add_prefix", add_prefix, False)
         self.projection = projection
         self.layer = 0  # number of the layer in its stage; a host sets it, and a file records it
 
@@ -126,7 +135,22 @@ class LayerAttention(nn.Module):
         if init == "identity":
             self._start_as_identity()
 
-    def forward(
+    def _of_reading(self, name: str, given: Any, default: Any) -> Any:
+        """An option's value: the one given, or that of the reading."""
+        return self.READINGS[self.reading].get(name, default) if given is None else given
+
+    def leave(self, output: Tensor, values: BlockValues, memory: Any, place: Place) -> tuple[Tensor, Any]:
+        layout, grid, shortcut = values.layout, values.grid, values.shortcut
+        assert layout is not None
+        feature_map, prefix = layout.to_map(output, grid)
+        if shortcut is not None and self.reads_shortcut and shortcut.shape == output.shape:
+            shortcut, _ = layout.to_map(shortcut, grid)
+        else:
+            shortcut = None
+        feature_map, memory, prefix = self(feature_map, memory, shortcut, prefix)
+        return layout.from_map(feature_map, prefix), memory
+
+    def forward(  # type: ignore[override]
         self, x: Tensor, memory: Any = None, shortcut: Tensor | None = None, prefix: Tensor | None = None
     ) -> tuple[Tensor, Any, Tensor | None]:
         """
@@ -134,7 +158,7 @@ class LayerAttention(nn.Module):
             x: the block's output, [B, C, H, W].
             memory: what the layer before handed on; None in the first layer of a stage.
             shortcut: the block's shortcut, used where `reads_shortcut` is set.
-            prefix: a transformer's prefix tokens, [B, P, C]; only the published reading changes them.
+            prefix: a transformer's prefix tokens, [B, P, C]; they change where `add_prefix` is set.
 
         Returns:
             x', the memory for the next layer, and the prefix tokens.
@@ -145,7 +169,7 @@ class LayerAttention(nn.Module):
         if self.norm is not None:
             output = self.norm(output)
         mask = self._drop_path_mask(x)
-        if prefix is not None and self.reading == "published" and self.norm_in is not None:
+        if prefix is not None and self.add_prefix and self.norm_in is not None:
             prefix = _masked_sum(prefix, self.norm_in(prefix), mask)
         return _masked_sum(x, self.activate(output), mask), memory, prefix
 
@@ -187,8 +211,8 @@ class LayerAttention(nn.Module):
     def _start_as_identity(self) -> None:
         """Make O (or its norm) zero with gradients that are not."""
         zeroed = self.norm or self.value
-        if self.norm_in is not None and (self.value is None or self.reading == "published"):
-            zeroed = self.norm_in  # what the values, and in the published reading the prefix, are made from
+        if self.norm_in is not None and (self.value is None or self.add_prefix):
+            zeroed = self.norm_in  # what the values, and where it is added the prefix, are made from
         assert zeroed is not None
         for parameter in zeroed.parameters():
             nn.init.zeros_(parameter)
@@ -207,9 +231,11 @@ class MRLALight(LayerAttention):
         memory: False to leave lambda ⊙ O_{t-1} out (Table 4 b).
         learn_decay: False to fix lambda to one (Table 4 e).
         attention: False for the depthwise convolution and the norm alone, no q, k or memory (Table 4 g).
+        previous: what O_{t-1} is: the "attention" of the layer before or the block's "shortcut"; the reading's unless
+            given.
     """
 
-    readings = ("paper", "published")
+    READINGS: ClassVar[Readings] = {"paper": {}, "published": {"previous": "shortcut", "add_prefix": True}}
 
     def __init__(
         self,
@@ -218,17 +244,21 @@ class MRLALight(LayerAttention):
         memory: bool = True,
         learn_decay: bool = True,
         attention: bool = True,
+        previous: Previous | None = None,
         init: Init = "paper",
         **shared: Any,
     ) -> None:
         super().__init__(channels, init=init, **shared)
+        previous = self._of_reading("previous", previous, "attention")
+        expect_choice("previous", previous, ("attention", "shortcut"))
         if not attention and (self.projection != "conv1d" or not learn_decay):
             raise ValueError("attention=False leaves out q, k and lambda, so projection and learn_decay mean nothing")
         if not memory and not learn_decay:
             raise ValueError("learn_decay=False fixes lambda, which memory=False leaves out: give one of them")
         self.attention = attention
         self.memory = memory and attention
-        self.reads_shortcut = self.memory and self.reading == "published"
+        self.reads_shortcut = self.memory and previous == "shortcut"
+        self.memory_scope: MemoryScope = "stage" if self.memory and not self.reads_shortcut else "none"
         if not attention:
             if self.value is None:
                 raise ValueError("attention=False leaves the depthwise convolution alone, so value_conv must be True")
@@ -266,10 +296,25 @@ class MRLABase(LayerAttention):
 
     The memory is every key and value of the stage so far, each once: handing them on copies nothing, and the backward
     pass keeps t maps for a stage of t layers.
+
+    Args:
+        relu: whether a ReLU stands between the norm and the sum in a CNN; the reading's unless given.
     """
 
-    readings: ClassVar[tuple[str, ...]] = ("paper", "published")
+    READINGS: ClassVar[Readings] = {"paper": {}, "published": {"relu": True, "add_prefix": True}}
     weighting: ClassVar[Literal["softmax", "linear"]] = "softmax"
+
+    def __init__(self, channels: int, *, relu: bool | None = None, init: Init = "paper", **shared: Any) -> None:
+        super().__init__(channels, init="paper", **shared)
+        self.relu = self._of_reading("relu", relu, False) and self.style == "cnn"
+        if init == "identity" and self.relu:
+            raise ValueError(
+                "init='identity' cannot train the published MRLABase: its ReLU has no gradient where the norm is zero; "
+                "use reading='paper' or init='paper'"
+            )
+        if init == "identity":
+            self._start_as_identity()
+        expect_choice("init", init, ("paper", "identity"))
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         query, key = self.project(x.mean((2, 3)))
@@ -282,15 +327,7 @@ class MRLABase(LayerAttention):
         return output, (keys, (*values, *value))
 
     def activate(self, output: Tensor) -> Tensor:
-        return F.relu(output) if self.reading == "published" and self.style == "cnn" else output
-
-    def _start_as_identity(self) -> None:
-        if self.reading == "published" and self.style == "cnn":
-            raise ValueError(
-                "init='identity' cannot train the published MRLABase: its ReLU has no gradient where the norm is zero; "
-                "use reading='paper' or init='paper'"
-            )
-        super()._start_as_identity()
+        return F.relu(output) if self.relu else output
 
 
 class MRLALinear(MRLABase):
@@ -301,7 +338,7 @@ class MRLALinear(MRLABase):
             channel of a head, so this pays only in stages of more layers than a head has channels.
     """
 
-    readings = ("paper",)
+    READINGS: ClassVar[Readings] = {"paper": {}}
     weighting = "linear"
 
     def __init__(self, channels: int, *, constant_memory: bool = False, **shared: Any) -> None:

@@ -30,7 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .description import Init, Reading, expect_choice, record_description
+from .description import record_description
+from .options import Init, Reading, expect_choice
+from .protocol import BlockMechanism, BlockValues, MemoryScope, Place
 
 Insert = Literal["branch", "output", "shortcut"]
 Joins = Literal["before", "after"]
@@ -51,6 +53,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "unshared": {"shared": False},
     "no_exchange": {"exchange": False},
 }
+# What the authors' programs compute where that differs from the text, by the kind of host and of cell (see
+# docs/deviations.md). Their ResNets add the shortcut in place, so that g1 reads the output x' instead of the branch.
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "residual": {"insert": "output", "cell_bias": False, "head_activation": "relu"},
+    "unshared": {"insert": "branch"},
+    "inverted": {"insert": "branch", "cell_bias": False, "head_activation": "relu", "one_recurrence": True},
+    "gated": {"head_norm": False, "head_activation": "none"},
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class StagePlan:
     exchanges: Sequence[nn.Module]
 
 
-class RLA(nn.Module):
+class RLA(BlockMechanism):
     """The aggregation of a whole network: a stage's convolutions are shared, its norms and exchanges each block's own.
 
     Args:
@@ -91,6 +101,8 @@ class RLA(nn.Module):
         reading: "paper", or "published" for what the authors' program computes; the host resolves it.
         init: "paper", or "identity" for a network that starts by ignoring the state.
     """
+
+    memory_scope: MemoryScope = "network"
 
     def __init__(
         self,
@@ -165,6 +177,33 @@ class RLA(nn.Module):
                 nn.init.zeros_([m for m in path.modules() if isinstance(m, nn.Conv2d)][-1].weight)
         record_description(self)
 
+    # What a block calls. The memory is the state, and whether it is that of the network's last block.
+
+    def addition(self, x: Tensor, memory: Any, place: Place) -> Tensor | None:
+        return self.read(place.stage, place.index, None if memory is None else memory[0], x)
+
+    def branch_projection(self, place: Place) -> Tensor | None:
+        reads_branch = self.insert == "branch" and self.updates(place.stage, place.index)
+        return self.projection(place.stage, place.index) if reads_branch else None
+
+    def leave(self, output: Tensor, values: BlockValues, memory: Any, place: Place) -> tuple[Tensor, Any]:
+        stage, block = place.stage, place.index
+        if not self.updates(stage, block):
+            return output, None
+        inserted = values.projected
+        if inserted is None:
+            read = values.output if self.insert == "output" else values.shortcut
+            inserted = F.conv2d(read, self.projection(stage, block))  # type: ignore[arg-type]
+        state = self.update(stage, block, None if memory is None else memory[0], inserted)
+        return output, (state, self.is_last(stage, block))
+
+    def join_features(self, features: Tensor, memory: Any) -> Tensor:
+        """The last map with the last state behind it, where the classifier reads both."""
+        state, finished = memory
+        return torch.cat((features, self.last(state)), 1) if self.joins_features and finished else features
+
+    # What is computed
+
     def read(self, stage: int, block: int, state: Any, x: Tensor) -> Tensor | None:
         """What the state adds inside a block of input x: f_h(h), or None without exchange."""
         if not self.exchange:
@@ -184,7 +223,17 @@ class RLA(nn.Module):
         return self.stages[stage].compression(block).weight  # type: ignore[union-attr, operator]
 
     def update(self, stage: int, block: int, state: Any, inserted: Tensor) -> Any:
-        """The next state, from the one before and `inserted` = g1(·), whose size it takes."""
+        """The next state h', from the state h and what is inserted, p = g1(·), whose size it takes (Figures 4, 6, 7).
+
+        With y the branch, s the shortcut and x' = act(y + s) the output of the block, p is g1(y), g1(x') or g1(s) as
+        `insert` says, and
+
+            preact, joins "before"    h' = g2(tanh(BN(h + p)))        v1, v3, v5
+            preact, joins "after"     h' = g2(tanh(BN(h))) + p        v2, v4, v6
+            postact                   h' = tanh(BN(g2(h + p)))
+            convlstm                  (h', c') = LSTM(tanh(BN(p)), (h, c))
+            convgru                   h' = GRU(tanh(BN(p)), h)
+        """
         part: Any = self.stages[stage]
         norm = part.norms[block] if len(part.norms) else nn.Identity()
         recurrent = self.recurrent or part.recurrence(block)
@@ -208,10 +257,6 @@ class RLA(nn.Module):
         if self.head_activation == "none":
             return hidden
         return hidden.relu() if self.head_activation == "relu" else hidden.tanh()
-
-    def forward(self, x: Any) -> Any:
-        """The identity: a container that runs all its children, as timm's feature networks do, may run this one."""
-        return x
 
     def _start(self, like: Tensor) -> Any:
         shape = (like.shape[0], self.state_channels, *like.shape[2:])

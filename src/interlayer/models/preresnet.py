@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from ..hosts.finding.residual import ComponentBlock, Gate, conv_like, plus, projection
+from ..mechanisms import BlockValues
 from .classifier import StagedClassifier
 from .config import cifar_config, register_network
 
 
-class PreActBlock(PartedBlock):
+class PreActBlock(ComponentBlock):
     """A pre-activated residual block: two 3x3 convolutions, or the 1x1, 3x3, 1x1 bottleneck.
 
     With `growth` it is a block of a dual path network (Chen et al., NeurIPS 2017; RLA's Table 11): C of its channels
@@ -52,9 +53,9 @@ class PreActBlock(PartedBlock):
             nn.Conv2d(channels[i], channels[i + 1], k, stride if i == strided else 1, k // 2, bias=False)
             for i, k in enumerate(kernels)
         )
-        self.tap_channels = channels[1:-1]
+        self.inner_channels = channels[1:-1]
         if growth:
-            self.objection = "the output of a dual path block is no sum of a branch and a shortcut"
+            self.unsupported_reason = "the output of a dual path block is no sum of a branch and a shortcut"
         self.shortcut: nn.Module = nn.Identity()
         self.out_channels = in_channels + growth
         dense_path_runs_on = growth and in_channels > self.residual_channels and stride == 1
@@ -67,24 +68,24 @@ class PreActBlock(PartedBlock):
         first: Any = self.convs[0]
         return nn.Sequential(nn.BatchNorm2d(state_channels), nn.ReLU(), conv_like(first, state_channels))
 
-    def run_parts(
+    def run_components(
         self, x: Tensor, *, addition: Tensor | None = None, gate: Gate | None = None, weight: Tensor | None = None
-    ) -> Parts:
-        y, taps = x, []
+    ) -> BlockValues:
+        y, inner = x, []
         for index, (norm, conv) in enumerate(zip(self.norms, self.convs, strict=True)):
             y = conv(norm(y).relu())
             if index == 0:
                 y = plus(y, addition)
-            taps.append(y)
+            inner.append(y)
         if gate is not None:
-            y = gate(y, taps[:-1])
+            y = gate(y, inner[:-1])
         shortcut = self.shortcut(x)
         if self.branch_channels == self.residual_channels:
             output = shortcut + y
         else:
             both, dense = self.residual_channels, shortcut[:, self.residual_channels :]
             output = torch.cat((shortcut[:, :both] + y[:, :both], dense, y[:, both:]), 1)
-        return Parts(shortcut, output, projection(y, weight))
+        return BlockValues(x, output, shortcut, projection(y, weight))
 
 
 class PreActResNet(StagedClassifier):

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..hosts import attached_blocks
+from ..hosts import attached_blocks, entry_of
 
 PUBLISHED_RLA = r"^(conv_outs|recurrent_convs|recurrent_dsconvs|stage_bns)\.|\.(conv_out|recurrent_conv|bn_rla)\."
 
@@ -54,7 +54,8 @@ def from_published_rla(source: Mapping[str, Tensor], model: nn.Module) -> dict[s
     rla: Any = getattr(model, "rla", None)
     if rla is None:
         return dict(source)
-    places = {name: block.interlayer_state for name, block in attached_blocks(model)}
+    entries = {name: entry_of(block, "rla") for name, block in attached_blocks(model)}
+    places = {name: entry.place for name, entry in entries.items() if entry is not None}
     mobile = any(name.startswith("blocks.") for name in places)
     names = set(model.state_dict())
 

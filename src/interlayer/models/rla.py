@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..mechanisms.branch import ON_BRANCH
+from ..mechanisms.gates import ON_BRANCH
 from . import preresnet, xception  # noqa: F401  registers the backbones of rows below
 from .rows import Row, register_rows
 

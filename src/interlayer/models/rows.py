@@ -11,7 +11,7 @@ from timm.models import register_model
 from torch import nn
 
 from .. import hosts
-from ..mechanisms.description import Reading
+from ..mechanisms.options import Reading
 from .config import config_like
 
 
@@ -110,5 +110,7 @@ def build(
     if row.companion:
         hosts.attach(model, row.companion)
     if row.mechanism:
-        hosts.attach(model, row.mechanism, reading=reading, **{**options, **(attach_options or {})})
+        if reading != "paper" or "reading" in hosts.options_of(row.mechanism):
+            options["reading"] = reading
+        hosts.attach(model, row.mechanism, **{**options, **(attach_options or {})})
     return model

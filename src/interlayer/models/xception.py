@@ -24,7 +24,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from ..hosts.finding.residual import ComponentBlock, Gate, conv_like, plus, projection
+from ..mechanisms import BlockValues
 from .classifier import StagedClassifier
 from .config import cifar_config, register_network
 
@@ -44,7 +45,7 @@ class SeparableConv(nn.Module):
         return self.norm(plus(x, addition))
 
 
-class XceptionBlock(PartedBlock):
+class XceptionBlock(ComponentBlock):
     """Separable convolutions in a row, and a shortcut beside them.
 
     Args:
@@ -67,7 +68,7 @@ class XceptionBlock(PartedBlock):
         super().__init__()
         channels = (in_channels, *widths)
         self.branch_channels = widths[-1]
-        self.tap_channels = list(widths[:-1])
+        self.inner_channels = list(widths[:-1])
         self.pools_last = pool
         self.has_skip = shortcut
         self.separable = nn.ModuleList(
@@ -88,18 +89,18 @@ class XceptionBlock(PartedBlock):
             conv_like(first.pointwise, state_channels),
         )
 
-    def run_parts(
+    def run_components(
         self, x: Tensor, *, addition: Tensor | None = None, gate: Gate | None = None, weight: Tensor | None = None
-    ) -> Parts:
-        y, taps = x, []
+    ) -> BlockValues:
+        y, inner = x, []
         for index, separable in enumerate(self.separable):
             y = separable(y, addition if index == 0 else None)
-            taps.append(y)
+            inner.append(y)
         if gate is not None:
-            y = gate(y, taps[:-1])
+            y = gate(y, inner[:-1])
         joined = F.max_pool2d(y, 3, 2, padding=1) if self.pools_last else y
         shortcut = self.shortcut(x) if self.has_skip else None
-        return Parts(shortcut, plus(joined, shortcut), projection(y, weight))
+        return BlockValues(x, plus(joined, shortcut), shortcut, projection(y, weight))
 
 
 class XceptionThin(StagedClassifier):

@@ -29,7 +29,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..hosts.probe import reason
+from ..hosts.finding.probe import reason
 from ..models.checkpoints import save_weights
 from .augment import Finish
 from .batches import EvalBatches, ResidentTrainBatches, Share, eval_batches, mixed_seed, seed_libraries, train_batches

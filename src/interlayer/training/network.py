@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import hosts, models
-from ..hosts.probe import reason
+from ..hosts.finding.probe import reason
 from ..mechanisms import fit_halo_tables
 from ..models.checkpoints import CheckpointError, check_description, read_checkpoint, unwrap
 from .batches import Preparation

@@ -15,7 +15,7 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 
-from ..hosts.probe import reason
+from ..hosts.finding.probe import reason
 from .files import TrainingError
 from .recipe import Recipe
 

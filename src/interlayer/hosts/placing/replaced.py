@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..mechanisms import UniformHeadAttention
-from .probe import match
+from ...mechanisms import UniformHeadAttention
+from ..finding.probe import match
 
 REPLACED = "interlayer_replaced"  # attribute of a layer that stands where another stood: that one, out of torch's sight
 

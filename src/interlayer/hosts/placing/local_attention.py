@@ -1,42 +1,46 @@
-"""Putting local attention in the place of a network's spatial convolutions."""
+"""Where local attention goes: in the place of a network's spatial convolutions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from ..mechanisms.description import expect_whole
-from ..mechanisms.halo import HaloAttention2d, Position
-from .layout import Grid
-from .probe import AttachError, match, probe_image
-from .replace import put_back, replace, replaced_layers
-from .stages import record_calls
+from ...mechanisms.halo import HaloAttention2d, Position
+from ...mechanisms.options import expect_flag, expect_whole, one_of, option
+from ..carried import Grid
+from ..finding.calls import record_calls
+from ..finding.probe import AttachError, match, probe_image
+from .replaced import put_back, replace, replaced_layers
 
 
-def place_halo(
-    model: nn.Module,
-    *,
-    stages: Sequence[int] | None = None,
-    last: int | None = None,
-    block: int = 8,
-    halo: int = 3,
-    channels_per_head: int = 16,
-    position: Position = "relative",
-    centered: bool = False,
-    image_size: int | Grid | None = None,
+@dataclass(frozen=True, kw_only=True)
+class LocalAttentionOptions:
+    """Options of blocked local attention."""
+
+    stages: Sequence[int] | None = option(
+        None, "the stages, from 1, whose 3x3 convolutions are replaced, such as (3, 4)", shown="all"
+    )
+    last: int | None = option(
+        None, "how many of those convolutions, counted from the end: 3 for the backbones of section 4.6", shown="all"
+    )
+    block: int = option(8, "b: blocks of b x b queries", check=expect_whole)
+    halo: int = option(3, "h: a block reads (b + 2h) x (b + 2h) pixels", check=expect_whole)
+    channels_per_head: int = option(16, "channels of a head's values", check=expect_whole)
+    position: Position = option(
+        "relative", '"absolute" (appendix F) or "none"', check=one_of("relative", "absolute", "none")
+    )
+    centered: bool = option(False, "SASA's windows of 2h + 1 pixels around each query", check=expect_flag)
+
+
+def place_local_attention(
+    model: nn.Module, options: LocalAttentionOptions, *, image_size: int | Grid | None = None
 ) -> None:
-    """Put local attention in the place of 3x3 convolutions; see `HaloAttention2d` for the rest.
-
-    Args:
-        model: a network of residual stages, such as timm's ResNets.
-        stages: the stages, from 1, whose 3x3 convolutions are replaced; all of them unless given.
-        last: how many of those convolutions, counted from the end: 3 for the detection backbones of section 4.6.
-        channels_per_head: of the values; queries and keys share out the convolution's input channels.
-    """
+    """Put local attention in the place of 3x3 convolutions of a network of residual stages."""
     name = type(model).__name__
-    expect_whole(block=block, halo=halo, channels_per_head=channels_per_head)
+    stages, last, channels_per_head = options.stages, options.last, options.channels_per_head
     if isinstance(stages, int) or not (last is None or isinstance(last, int)) or channels_per_head < 2:
         raise AttachError(
             f"expected stages such as (3, 4), a whole number for last and channels_per_head of at least 2, got "
@@ -58,23 +62,14 @@ def place_halo(
         if not 1 <= last <= len(found):
             raise AttachError(f"expected last from 1 to {len(found)}, the convolutions there are, got {last}")
         found = found[-last:]
-    made = [_attention(*entry, block, halo, channels_per_head, position, centered) for entry in found]
+    made = [_attention(path, conv, size, options) for _, path, conv, size in found]
     for (_, path, conv, _), layer in zip(found, made, strict=True):
         match(layer, conv)
         replace(model, path, layer)
 
 
-def _attention(
-    stage: int,
-    path: str,
-    conv: nn.Conv2d,
-    size: tuple[int, int],
-    block: int,
-    halo: int,
-    channels_per_head: int,
-    position: Position,
-    centered: bool,
-) -> HaloAttention2d:
+def _attention(path: str, conv: nn.Conv2d, size: tuple[int, int], options: LocalAttentionOptions) -> HaloAttention2d:
+    channels_per_head = options.channels_per_head
     if conv.out_channels % channels_per_head or conv.in_channels % channels_per_head or channels_per_head % 2:
         raise AttachError(
             f"expected an even channels_per_head that divides the {conv.in_channels} and {conv.out_channels} channels "
@@ -84,11 +79,11 @@ def _attention(
     if conv.in_channels % (2 * heads):
         raise AttachError(f"{path} has {conv.in_channels} input channels, which {heads} heads do not divide evenly")
     stride = int(conv.stride[0])
-    if block % stride:
-        raise AttachError(f"expected a block divisible by the stride {stride} of {path}, got {block}")
+    if options.block % stride:
+        raise AttachError(f"expected a block divisible by the stride {stride} of {path}, got {options.block}")
     return HaloAttention2d(
-        conv.in_channels, conv.out_channels, heads=heads, block=block, halo=halo, stride=stride, centered=centered,
-        position=position, size=size,
+        conv.in_channels, conv.out_channels, heads=heads, block=options.block, halo=options.halo, stride=stride,
+        centered=options.centered, position=options.position, size=size,
     )  # fmt: skip
 
 
@@ -97,8 +92,8 @@ def local_attentions(model: nn.Module) -> list[tuple[str, Any]]:
     return [(name, layer) for name, layer in replaced_layers(model) if isinstance(layer, HaloAttention2d)]
 
 
-def take_out_halo(model: nn.Module) -> None:
-    """Undo `place_halo`: the convolutions come back as they were."""
+def take_out_local_attention(model: nn.Module) -> None:
+    """Undo `place_local_attention`: the convolutions come back as they were."""
     put_back(model, HaloAttention2d)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layout import Grid
+from ..carried import Grid
 
 
 class AttachError(ValueError):
@@ -37,9 +37,9 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
     channels, height, width = config.get("input_size", (3, 224, 224))
     embed = next((m for m in model.modules() if getattr(m, "img_size", None) and hasattr(m, "grid_size")), None)
     if embed is not None:
-        height, width = _pair(embed.img_size)  # type: ignore[arg-type]
+        height, width = checked_size(embed.img_size)  # type: ignore[arg-type]
     if image_size is not None:
-        height, width = _pair(image_size)
+        height, width = checked_size(image_size)
     generator = torch.Generator(device="cpu").manual_seed(0)
 
     def image_of(channels: int) -> Tensor:
@@ -63,7 +63,7 @@ def run_once(model: nn.Module, image_size: int | Grid | None = None) -> None:
             model(probe_image(model, image_size))
             return
         config, first = vilt.config, next(vilt.parameters())
-        size = _pair(config.image_size)
+        size = checked_size(config.image_size)
         words = torch.zeros(1, 2, dtype=torch.long, device=first.device)
         vilt(input_ids=words, pixel_values=first.new_zeros(1, config.num_channels, *size))
 
@@ -85,5 +85,12 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _pair(size: int | Sequence[int]) -> Grid:
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+def checked_size(size: int | Sequence[int]) -> Grid:
+    """Height and width of an image, from one number or two."""
+    sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides)
+    if len(sides) != 2 or not whole or isinstance(size, str):
+        raise AttachError(
+            f"image_size must be a positive whole number, or height and width such as (224, 320), got {size!r}"
+        )
+    return int(sides[0]), int(sides[1])

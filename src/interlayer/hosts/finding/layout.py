@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Grid = tuple[int, int]
+from ..carried import Grid
 
 
 @dataclass
@@ -25,16 +25,25 @@ class Layout:
     prefix: int = 0
     patch_embed: nn.Module | None = None
 
-    def grid_of(self, output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Grid | None:
-        """Height and width of the token grid; None where the map is not made of tokens."""
+    def grid_of(
+        self, output: Tensor, carried: Grid | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Grid | None:
+        """Height and width of the token grid; None where the map is not made of tokens.
+
+        Args:
+            output: what the block returned.
+            carried: the grid that travelled with the block's input, where one did.
+            args: positional arguments of the block behind its input.
+            kwargs: its keyword arguments.
+        """
         if self.kind != "tokens":
             return None
         tokens = output.shape[1] - self.prefix
-        if self.patch_embed is None:
-            grid: Any = next(grids_in((*args, *kwargs.values()), tokens), None)
-        else:
-            recorded = getattr(self.patch_embed, "interlayer_grids", None)
-            grid = self.patch_embed.grid_size if recorded is None else recorded.get(int(tokens))
+        grid: Any = carried
+        if grid is None and self.patch_embed is None:
+            grid = next(grids_in((*args, *kwargs.values()), tokens), None)
+        elif grid is None:
+            grid = self.patch_embed.grid_size  # type: ignore[union-attr]
         if grid is None or grid[0] * grid[1] != tokens:
             raise ValueError(
                 f"{tokens} patch tokens do not fill the grid {grid} of the patch embedding: layer attention needs "

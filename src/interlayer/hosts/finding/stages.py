@@ -3,7 +3,8 @@
 A probe image is run through the model and every module call is recorded. A block is a module, not a mere container,
 that holds at least two convolutions or linear layers and hands a feature map of the same shape on to a sibling like
 it. A stage is a chain of blocks in which each takes the very tensor the one before returned, all of one output shape.
-The outermost such level wins: a ConvNeXt stage is opened to find its blocks, a block is not opened to find its parts.
+The outermost such level wins: a ConvNeXt stage is opened to find its blocks, a block is not opened to find its
+submodules.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .carry import release
-from .layout import Grid, Layout, grids_in
-from .probe import AttachError, evaluating, probe_image, reason
+from ..carried import Grid
+from .calls import Call, record_calls
+from .layout import Layout, grids_in
+from .probe import AttachError, probe_image
 
 ISOTROPIC_STAGES = 3  # a network of one shape throughout is cut into three stages, as the paper cuts DeiT (B.1.1)
 
@@ -26,30 +27,10 @@ Stages = Sequence[int] | Sequence[Sequence[str]]
 
 
 @dataclass
-class Block:
-    """A block as seen in the probe."""
-
-    name: str
-    module: nn.Module
-    input: Tensor | None
-    output: Tensor
-    arguments: tuple[Any, ...] = ()
-
-    @property
-    def is_container(self) -> bool:
-        return type(self.module) is nn.Sequential
-
-    @property
-    def identity_skip(self) -> bool:
-        """False where the block itself says that its input is not added to its output (timm's MBConv blocks)."""
-        return bool(getattr(self.module, "has_skip", True))
-
-
-@dataclass
 class Stage:
     """Consecutive blocks of one output shape."""
 
-    blocks: list[Block]
+    blocks: list[Call]
     layout: Layout
     channels: int
     names: list[str] = field(init=False)
@@ -99,49 +80,19 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     return [_describe(model, chain, size) for chain in chains]
 
 
-def find_chains(model: nn.Module, image_size: int | Grid | None = None) -> list[list[Block]]:
+def find_chains(model: nn.Module, image_size: int | Grid | None = None) -> list[list[Call]]:
     """The blocks of `model` in chains of one shape, whatever they hand on: for mechanisms that need no map."""
     return _chains_of(record_calls(model, probe_image(model, image_size)))
 
 
-def _chains_of(calls: list[Block]) -> list[list[Block]]:
+def _chains_of(calls: list[Call]) -> list[list[Call]]:
     return _chains(_find_blocks([c for c in calls if not c.is_container]) or _find_blocks(calls, singles=False))
 
 
-def record_calls(model: nn.Module, image: Tensor) -> list[Block]:
-    """Every call of a module in one forward pass that takes and returns a feature map, in the order of their ends."""
-    calls: list[Block] = []
-    handles = []
-    for name, module in model.named_modules():
-        if not name:
-            continue
-
-        def record(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-            output, entered = release(output), release(args[0]) if args else None
-            if isinstance(output, Tensor) and output.dim() in (3, 4) and output.shape[0] == image.shape[0]:
-                first = entered if isinstance(entered, Tensor) else None
-                calls.append(Block(name, module, first, output, (*args[1:], *kwargs.values())))
-
-        handles.append(module.register_forward_hook(record, with_kwargs=True))
-    try:
-        with evaluating(model), torch.no_grad():
-            model(image)
-    except Exception as error:
-        raise AttachError(
-            f"{type(model).__name__} did not run on a probe image of shape {tuple(image.shape)} ({reason(error)}); "
-            f"give the size it takes with image_size="
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    times = [call.name for call in calls]
-    return [call for call in calls if times.count(call.name) == 1]  # a module called twice is no single layer
-
-
-def _find_blocks(calls: list[Block], singles: bool = True) -> list[Block]:
+def _find_blocks(calls: list[Call], singles: bool = True) -> list[Call]:
     """The calls that are blocks, in the order they run. `singles` admits networks of one block a stage."""
     candidates = [call for call in calls if call.input is not None and _is_block_like(call.module)]
-    scopes: dict[str, list[Block]] = {}
+    scopes: dict[str, list[Call]] = {}
     names = {call.name for call in candidates}
     for call in candidates:
         scopes.setdefault(_scope(call.name, names), []).append(call)
@@ -185,9 +136,9 @@ def _inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(outer + ".")
 
 
-def _chains(blocks: list[Block]) -> list[list[Block]]:
+def _chains(blocks: list[Call]) -> list[list[Call]]:
     """Cut blocks into runs in which each takes the tensor the one before returned and gives the same shape."""
-    chains: list[list[Block]] = []
+    chains: list[list[Call]] = []
     for block in blocks:
         previous = chains[-1][-1] if chains else None
         if previous is not None and block.input is previous.output and block.output.shape == previous.output.shape:
@@ -214,7 +165,7 @@ def _are_names(stages: Any) -> bool:
     )
 
 
-def _depth_before_pruning(model: nn.Module, chain: list[Block]) -> int:
+def _depth_before_pruning(model: nn.Module, chain: list[Call]) -> int:
     """How many blocks the network had: timm cuts off those behind the last feature asked for, and its stages stay."""
     container = chain[0].name.rpartition(".")[0].rpartition(".")[2]
     listed = [getattr(module, "feature_info", None) for module in model.modules()]
@@ -226,17 +177,17 @@ def _depth_before_pruning(model: nn.Module, chain: list[Block]) -> int:
     return max([len(chain), *counts])
 
 
-def _cut_evenly(chain: list[Block], parts: int, depth: int) -> list[list[Block]]:
-    """`parts` runs of `depth` blocks, as equal as can be, longer ones first; those of them that the chain still has."""
-    parts = min(parts, depth)
+def _cut_evenly(chain: list[Call], count: int, depth: int) -> list[list[Call]]:
+    """`count` runs of `depth` blocks, as equal as possible, longer ones first; those that the chain still has."""
+    count = min(count, depth)
     lengths, left = [], len(chain)
-    for part in range(parts):
-        lengths.append(min(left, depth // parts + (part < depth % parts)))
+    for run in range(count):
+        lengths.append(min(left, depth // count + (run < depth % count)))
         left -= lengths[-1]
     return _cut_by_length([chain], [length for length in lengths if length])
 
 
-def _cut_by_length(chains: list[list[Block]], lengths: Sequence[int]) -> list[list[Block]]:
+def _cut_by_length(chains: list[list[Call]], lengths: Sequence[int]) -> list[list[Call]]:
     blocks = [block for chain in chains for block in chain]
     if any(length < 1 for length in lengths) or sum(lengths) != len(blocks):
         raise AttachError(
@@ -250,7 +201,7 @@ def _cut_by_length(chains: list[list[Block]], lengths: Sequence[int]) -> list[li
     return cut
 
 
-def _named_chains(model: nn.Module, calls: list[Block], stages: Iterable[Sequence[str]]) -> list[list[Block]]:
+def _named_chains(model: nn.Module, calls: list[Call], stages: Iterable[Sequence[str]]) -> list[list[Call]]:
     by_name = {call.name: call for call in calls}
     modules = dict(model.named_modules())
     for name in (name for stage in stages for name in stage):
@@ -263,7 +214,7 @@ def _named_chains(model: nn.Module, calls: list[Block], stages: Iterable[Sequenc
     return [_checked_chain([by_name[name] for name in stage]) for stage in stages]
 
 
-def _checked_chain(blocks: list[Block]) -> list[Block]:
+def _checked_chain(blocks: list[Call]) -> list[Call]:
     for before, block in pairwise(blocks):
         if block.output.shape != before.output.shape:
             raise AttachError(
@@ -275,7 +226,7 @@ def _checked_chain(blocks: list[Block]) -> list[Block]:
     return blocks
 
 
-def _describe(model: nn.Module, chain: list[Block], image_size: Grid) -> Stage:
+def _describe(model: nn.Module, chain: list[Call], image_size: Grid) -> Stage:
     block = chain[-1]
     shape = block.output.shape
     if block.output.dim() == 3:
@@ -301,7 +252,7 @@ def _fits(grid: Sequence[int], image_size: Grid) -> bool:
     )
 
 
-def _token_layout(model: nn.Module, block: Block) -> Layout:
+def _token_layout(model: nn.Module, block: Call) -> Layout:
     tokens = block.output.shape[1]
     known = getattr(model, "num_prefix_tokens", None)
     for prefix in [known] if isinstance(known, int) else range(0, min(tokens, 8)):

@@ -1,80 +1,67 @@
-"""Residual blocks in their parts: the branch y, the shortcut s and the output act(y + s).
+"""Residual blocks and their components: the branch y, the shortcut s and the output act(y + s).
 
-timm adds the shortcut inside the block, in place, so none of them can be seen from outside. Mechanisms that read or
-change a part run the block through these functions instead. They follow `timm.models.resnet` and
-`timm.models._efficientnet_blocks`; a test compares them with those. Blocks of our own networks are `PartedBlock`s.
+timm adds the shortcut inside the block, in place, so none of them can be seen from outside. Mechanisms that work inside
+a block run it through these functions instead. They follow `timm.models.resnet` and
+`timm.models._efficientnet_blocks`; a test compares them with those. The residual networks of this library are made of
+`ComponentBlock`s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from timm.models._efficientnet_blocks import DepthwiseSeparableConv, InvertedResidual
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
-from .. import ops
+from ... import ops
+from ...mechanisms.protocol import BlockValues
+from ..extending import original_class
 
 Gate = Callable[[Tensor, list[Tensor]], Tensor]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a residual block computed.
-
-    Args:
-        shortcut: s; None where the block adds none.
-        output: what the block returns.
-        projected: the 1x1 convolution of the branch, where one was asked for.
-    """
-
-    shortcut: Tensor | None
-    output: Tensor
-    projected: Tensor | None = None
-
-
-class PartedBlock(nn.Module):
-    """A block that shows its parts itself.
+class ComponentBlock(nn.Module):
+    """A residual block that can be run component by component.
 
     Attributes:
         branch_channels: channels of its branch, and of its output.
-        tap_channels: channels of the maps inside the branch that a gate is shown.
-        pools_last: whether the branch is pooled before it is added, and so of the input's resolution.
-        objection: why nothing can enter the block, or None.
+        inner_channels: channels of the maps inside the branch, behind each convolution but the last.
+        pools_last: whether the branch is pooled before it is added, and so has the input's resolution until then.
+        unsupported_reason: why no mechanism can work inside the block, or None.
     """
 
     branch_channels: int
-    tap_channels: list[int]
+    inner_channels: list[int]
     pools_last: bool = False
-    objection: str | None = None
+    unsupported_reason: str | None = None
 
     def make_exchange(self, state_channels: int) -> nn.Module:
         """See `make_exchange`."""
         raise NotImplementedError
 
-    def run_parts(
+    def run_components(
         self, x: Tensor, *, addition: Tensor | None = None, gate: Gate | None = None, weight: Tensor | None = None
-    ) -> Parts:
-        """See `run_parts`."""
+    ) -> BlockValues:
+        """See `run_block`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.run_parts(x).output
+        return self.run_components(x).output
 
 
-def objection(block: Any) -> str | None:
-    """Why a block cannot be run in its parts with a state inside, or None."""
-    if isinstance(block, PartedBlock):
-        return block.objection
+def unsupported_reason(block: Any) -> str | None:
+    """Why a block cannot be run component by component, or None."""
+    if isinstance(block, ComponentBlock):
+        return block.unsupported_reason
     if isinstance(block, (BasicBlock, Bottleneck)):
         if not _runs_as_timms(block):
             return f"{type(block).__name__} runs in another way than timm's ResNet blocks"
         conv = block.conv1
         return None if type(conv) is nn.Conv2d else f"its first convolution is a {type(conv).__name__}"
     if isinstance(block, (InvertedResidual, DepthwiseSeparableConv)):
-        if getattr(type(block), "_extended", type(block)) not in (InvertedResidual, DepthwiseSeparableConv):
+        if original_class(block) not in (InvertedResidual, DepthwiseSeparableConv):
             return f"{type(block).__name__} is not the block of MobileNetV2"
         if not isinstance(block.se, nn.Identity):
             return f"its {type(block.se).__name__} would have to read the state too"
@@ -88,15 +75,13 @@ def objection(block: Any) -> str | None:
 
 def _runs_as_timms(block: Any) -> bool:
     """Whether a ResNet block runs by timm's own forward, and so as `_run_resnet_block` does."""
-    cls: Any = type(block)
-    while hasattr(cls, "_extended"):
-        cls = cls._extended
+    cls: Any = original_class(block)
     return cls.forward in (BasicBlock.forward, Bottleneck.forward)
 
 
 def branch_channels(block: Any) -> int:
     """Channels of the branch, and so of the block's output."""
-    if isinstance(block, PartedBlock):
+    if isinstance(block, ComponentBlock):
         return block.branch_channels
     if isinstance(block, Bottleneck):
         return block.conv3.out_channels
@@ -110,10 +95,10 @@ def last_norm(block: BasicBlock | Bottleneck) -> Any:
     return block.bn3 if isinstance(block, Bottleneck) else block.bn2
 
 
-def tap_channels(block: Any) -> list[int]:
-    """Channels of the maps inside the branch that a gate is shown: those behind each convolution but the last."""
-    if isinstance(block, PartedBlock):
-        return block.tap_channels
+def inner_channels(block: Any) -> list[int]:
+    """Channels of the maps inside the branch, behind each convolution but the last."""
+    if isinstance(block, ComponentBlock):
+        return block.inner_channels
     if isinstance(block, Bottleneck):
         return [block.conv1.out_channels, block.conv2.out_channels]
     return [block.conv1.out_channels] if isinstance(block, BasicBlock) else []
@@ -124,9 +109,9 @@ def make_exchange(block: Any, state_channels: int) -> nn.Module:
 
     A convolution of [x, h] is the sum of a convolution of x and one of h. In a ResNet the second is a copy of the first
     convolution for k channels. In MobileNetV2 the state joins behind the expansion (appendix B.2.1), so it takes the
-    depthwise convolution, norm and activation of its own k channels, and its share of the projection.
+    depthwise convolution, norm and activation of its own k channels, and a projection of its own.
     """
-    if isinstance(block, PartedBlock):
+    if isinstance(block, ComponentBlock):
         return block.make_exchange(state_channels)
     if isinstance(block, (BasicBlock, Bottleneck)):
         return conv_like(block.conv1, state_channels)
@@ -158,25 +143,25 @@ def conv_like(conv: nn.Conv2d, in_channels: int, *, depthwise: bool = False) -> 
     )  # fmt: skip
 
 
-def run_parts(
+def run_block(
     block: Any,
     x: Tensor,
     *,
     addition: Tensor | None = None,
     gate: Gate | None = None,
     weight: Tensor | None = None,
-) -> Parts:
-    """Run a block and show its parts.
+) -> BlockValues:
+    """Run a block component by component.
 
     Args:
-        block: one to which `objection` has none.
+        block: one for which `unsupported_reason` is None.
         x: its input.
-        addition: what a state adds where it enters, from the module of `make_exchange`.
-        gate: an attention on the branch, given y and the maps inside the branch.
-        weight: [k, C, 1, 1] of a 1x1 convolution of the branch, to be computed beside it.
+        addition: added to the result of the first convolution; for a state, what the module of `make_exchange` returns.
+        gate: a function of the branch y and the maps inside it that returns another branch.
+        weight: [k, C, 1, 1] of a 1x1 convolution of the branch, computed together with the end of the block.
     """
-    if isinstance(block, PartedBlock):
-        return block.run_parts(x, addition=addition, gate=gate, weight=weight)
+    if isinstance(block, ComponentBlock):
+        return block.run_components(x, addition=addition, gate=gate, weight=weight)
     if isinstance(block, (BasicBlock, Bottleneck)):
         return _run_resnet_block(block, x, addition, gate, weight)
     return _run_inverted_residual(block, x, addition, gate, weight)
@@ -184,27 +169,28 @@ def run_parts(
 
 def _run_resnet_block(
     block: Any, x: Tensor, addition: Tensor | None, gate: Gate | None, weight: Tensor | None
-) -> Parts:
+) -> BlockValues:
     first = plus(block.conv1(x), addition)
     if isinstance(block, Bottleneck):
-        taps = [block.act1(block.bn1(first))]
-        taps.append(block.aa(block.act2(block.drop_block(block.bn2(block.conv2(taps[0]))))))
-        raw, activation = block.conv3(taps[-1]), block.act3
+        inner = [block.act1(block.bn1(first))]
+        inner.append(block.aa(block.act2(block.drop_block(block.bn2(block.conv2(inner[0]))))))
+        raw, activation = block.conv3(inner[-1]), block.act3
     else:
-        taps = [block.aa(block.act1(block.drop_block(block.bn1(first))))]
-        raw, activation = block.conv2(taps[-1]), block.act2
+        inner = [block.aa(block.act1(block.drop_block(block.bn1(first))))]
+        raw, activation = block.conv2(inner[-1]), block.act2
     norm = last_norm(block)
     shortcut = x if block.downsample is None else block.downsample(x)
     after = [module for module in (block.se, block.drop_path) if module is not None]
     if weight is not None and gate is None and not after and isinstance(activation, nn.ReLU) and norm.training:
-        return Parts(shortcut, *ops.residual_end(raw, norm, weight, shortcut))
-    y = _gated(norm(raw), taps, gate, after)
-    return Parts(shortcut, activation(y + shortcut), projection(y, weight))
+        output, projected = ops.residual_end(raw, norm, weight, shortcut)
+        return BlockValues(x, output, shortcut, projected)
+    y = _gated(norm(raw), inner, gate, after)
+    return BlockValues(x, activation(y + shortcut), shortcut, projection(y, weight))
 
 
 def _run_inverted_residual(
     block: Any, x: Tensor, addition: Tensor | None, gate: Gate | None, weight: Tensor | None
-) -> Parts:
+) -> BlockValues:
     if isinstance(block, InvertedResidual):
         inside = block.bn2(block.conv_dw(block.bn1(block.conv_pw(x))))
         raw, norm = plus(block.conv_pwl(inside), addition), block.bn3
@@ -214,9 +200,10 @@ def _run_inverted_residual(
     shortcut = x if block.has_skip else None
     after = [] if isinstance(block.drop_path, nn.Identity) or not block.has_skip else [block.drop_path]
     if weight is not None and gate is None and not after and norm.training:
-        return Parts(shortcut, *ops.residual_end(raw, norm, weight, shortcut, relu=False))
+        output, projected = ops.residual_end(raw, norm, weight, shortcut, relu=False)
+        return BlockValues(x, output, shortcut, projected)
     y = _gated(norm(raw), [], gate, after)
-    return Parts(shortcut, plus(y, shortcut), projection(y, weight))
+    return BlockValues(x, plus(y, shortcut), shortcut, projection(y, weight))
 
 
 def plus(x: Tensor, addition: Tensor | None) -> Tensor:
@@ -227,10 +214,10 @@ def projection(y: Tensor, weight: Tensor | None) -> Tensor | None:
     return None if weight is None else nn.functional.conv2d(y, weight)
 
 
-def _gated(y: Tensor, taps: list[Tensor], gate: Gate | None, after: list[nn.Module]) -> Tensor:
+def _gated(y: Tensor, inner: list[Tensor], gate: Gate | None, after: list[nn.Module]) -> Tensor:
     """The branch behind its norm: the gate, and what else follows."""
     if gate is not None:
-        y = gate(y, taps)
+        y = gate(y, inner)
     for module in after:
         y = module(y)
     return y

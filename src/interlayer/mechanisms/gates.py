@@ -22,6 +22,7 @@ from timm.layers.squeeze_excite import SEModule
 from torch import Tensor, nn
 
 from .description import record_description
+from .protocol import BlockMechanism, MemoryScope, Place
 
 REDUCTION = 16  # of the hidden layer of SE and of bridge attention, as their papers have it
 DIA_REDUCTION = 4  # of the hidden layers of DIA's LSTM
@@ -35,20 +36,14 @@ ON_BRANCH: dict[str, Any] = {
 }
 
 
-class BranchGate(nn.Module):
-    """Base: what changes a block's branch."""
+class BranchGate(BlockMechanism):
+    """Base class of attention on the branch."""
+
+    memory_scope: MemoryScope = "none"
 
     def __init__(self) -> None:
         super().__init__()
         record_description(self)
-
-    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
-        """The branch after the gate, and what the next block's gate of the stage is given."""
-        raise NotImplementedError
-
-    def forward(self, x: Any) -> Any:
-        """The identity: a container that runs all its children, as timm's feature networks do, may run this one."""
-        return x
 
     def describe(self) -> dict[str, str]:
         return {"mechanism": type(self).__name__}
@@ -67,7 +62,7 @@ class BranchAttention(BranchGate):
         self.kind = kind
         self.attention = create_attn(ON_BRANCH[kind], channels)
 
-    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
+    def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
         return self.attention(y), None
 
     def describe(self) -> dict[str, str]:
@@ -84,14 +79,16 @@ class DIA(BranchGate):
         widths: channels of each stage.
     """
 
+    memory_scope = "stage"
+
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
         self.stages = nn.ModuleList(nn.ModuleList((_gates(width), _gates(width))) for width in widths)
 
-    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
+    def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
         average = y.mean((2, 3))
         hidden, cell = memory if memory is not None else (average.new_zeros(average.shape),) * 2
-        linears: Any = self.stages[stage]
+        linears: Any = self.stages[place.stage]
         of_input, of_hidden = linears
         enter, candidate, forget, leave = (of_input(average) + of_hidden(hidden)).chunk(4, 1)
         cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
@@ -109,18 +106,19 @@ class BridgeAttention(BranchGate):
 
     Args:
         channels: C.
-        taps: channels of the maps inside the branch, in order; y itself is the last map.
+        inner_channels: channels of the maps inside the branch, in order; y itself is the last map.
     """
 
-    def __init__(self, channels: int, taps: Sequence[int]) -> None:
+    def __init__(self, channels: int, inner_channels: Sequence[int]) -> None:
         super().__init__()
         hidden = max(1, channels // REDUCTION)
         self.bridges = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden)) for width in (*taps, channels)
+            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden))
+            for width in (*inner_channels, channels)
         )
         self.scale = nn.Linear(hidden, channels, bias=False)
 
-    def gate(self, stage: int, y: Tensor, taps: list[Tensor], memory: Any) -> tuple[Tensor, Any]:
-        averages = [tap.mean((2, 3)) for tap in (*taps, y)]
+    def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
+        averages = [each.mean((2, 3)) for each in (*inner, y)]
         bridged = sum(bridge(average) for bridge, average in zip(self.bridges, averages, strict=True))
         return y * self.scale(bridged.relu()).sigmoid()[..., None, None], None  # type: ignore[union-attr]

@@ -1,0 +1,181 @@
+"""The attached block: a block of a network that runs its mechanisms in turn.
+
+`AttachedBlock.forward` is one loop over an ordered list of mechanisms, all of which follow `BlockMechanism`. It knows
+none of them by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..mechanisms.protocol import BlockMechanism, BlockValues, MemoryScope, Place
+from .carried import Carried
+from .extending import Extended, extend, restore
+from .finding import residual
+from .finding.layout import Layout
+
+Held = tuple["Entry", BlockMechanism]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One mechanism of a block.
+
+    Args:
+        key: the name of its memory, and of its module in the block or, where blocks share it, in the network.
+        place: where the block stands.
+        scope: how far the memory is handed on.
+        inside: whether the block must be run component by component for it.
+        gates: whether it changes the branch.
+        shared: the module, where it belongs to the network; None where it is the block's own submodule `key`.
+    """
+
+    key: str
+    place: Place
+    scope: MemoryScope
+    inside: bool
+    gates: bool
+    shared: BlockMechanism | None = None
+
+    def memory_from(self, memories: dict[str, Any]) -> Any:
+        """This mechanism's memory among those that arrived; None where it begins here."""
+        begins = self.place.index == 0 and (self.scope == "stage" or self.place.stage == 0)
+        if self.scope == "none" or begins:
+            return None
+        if self.key not in memories:
+            whole = "the stage from its first block, or attach with stages= that begin here"
+            if self.scope == "network":
+                whole = "the network from its first block"
+            raise RuntimeError(
+                f"block {self.place.index} of stage {self.place.stage} got no memory of {self.key!r}: its input must "
+                f"be what the block before it returned; run {whole}"
+            )
+        return memories[self.key]
+
+
+class AttachedBlock(Extended):
+    """A block, or a component of one, with mechanisms.
+
+    Attributes:
+        interlayer_entries: its mechanisms, in the order in which they run.
+        interlayer_layout: how its output becomes a feature map, where a mechanism reads one.
+        interlayer_hands_on_grid: whether the grid of the tokens travels on with the output.
+    """
+
+    interlayer_entries: tuple[Entry, ...] = ()
+    interlayer_layout: Layout | None = None
+    interlayer_hands_on_grid: bool = False
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        memories, grid = {}, None
+        if isinstance(x, Carried):
+            x, memories, grid = x.x, dict(x.memories), x.grid
+        held = [(entry, entry.shared or getattr(self, entry.key)) for entry in self.interlayer_entries]
+        current = {entry.key: entry.memory_from(memories) for entry, _ in held}
+        for entry, mechanism in held:
+            x, current[entry.key] = mechanism.enter(x, current[entry.key], entry.place)
+
+        values = self._run_body(x, args, kwargs, held, current)
+        layout = self.interlayer_layout
+        if layout is not None and any(mechanism.reads_map for _, mechanism in held):
+            grid = layout.grid_of(values.output, grid, args, kwargs)
+            values = BlockValues(x, values.output, values.shortcut, values.projected, layout, grid)
+
+        output = values.output
+        for entry, mechanism in held:
+            output, memory = mechanism.leave(output, values, current[entry.key], entry.place)
+            ends = entry.scope == "none" or (entry.scope == "stage" and entry.place.last) or memory is None
+            if ends:
+                memories.pop(entry.key, None)
+            else:
+                memories[entry.key] = memory
+        keeps_grid = grid is not None and self.interlayer_hands_on_grid
+        return Carried(output, memories, grid) if memories or keeps_grid else output
+
+    def _run_body(self, x: Tensor, args: Any, kwargs: Any, held: list[Held], current: dict[str, Any]) -> BlockValues:
+        """Run the block itself: component by component where a mechanism works inside it, else as it is."""
+        if any(entry.inside for entry, _ in held):
+            return self._run_components(x, held, current)
+        reads_shortcut = any(mechanism.reads_shortcut for _, mechanism in held)
+        if reads_shortcut and residual.projects(self):
+            return residual.run_block(self, x)
+        output = self._run_original(x, *args, **kwargs)
+        fits = reads_shortcut and x.shape == output.shape
+        return BlockValues(x, output, x if fits else None)
+
+    def _run_components(self, x: Tensor, held: list[Held], current: dict[str, Any]) -> BlockValues:
+        """Run a residual block with what its mechanisms add, gate and project inside."""
+        addition = weight = None
+        for entry, mechanism in held:
+            added = mechanism.addition(x, current[entry.key], entry.place)
+            addition = added if addition is None else residual.plus(addition, added)
+            projection = mechanism.branch_projection(entry.place)
+            if projection is not None and weight is not None:
+                raise RuntimeError(f"two mechanisms of one block project its branch; the second is {entry.key!r}")
+            weight = weight if projection is None else projection
+        gates = [(entry, mechanism) for entry, mechanism in held if entry.gates]
+
+        def gate(y: Tensor, inner: list[Tensor]) -> Tensor:
+            for entry, mechanism in gates:
+                y, current[entry.key] = mechanism.gate(y, inner, current[entry.key], entry.place)
+            return y
+
+        return residual.run_block(self, x, addition=addition, gate=gate if gates else None, weight=weight)
+
+    def _run_original(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, nn.Sequential):
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        own = {entry.key for entry in self.interlayer_entries}
+        for name, child in self.named_children():  # a Sequential would run the mechanisms as layers of its own
+            if name not in own:
+                x = child(x)
+        return x
+
+
+def add_entry(
+    block: nn.Module, key: str, mechanism: BlockMechanism, place: Place, *, shared: bool = False, layout: Any = None
+) -> None:
+    """Put a mechanism at the end of a block's list.
+
+    Args:
+        block: the block, or a component of one.
+        key: the name of the mechanism's memory and, unless it is shared, of its submodule in the block.
+        mechanism: the module.
+        place: where the block stands.
+        shared: whether the module belongs to the network, so that the block only refers to it.
+        layout: how the block's output becomes a feature map.
+    """
+    extend(block, AttachedBlock)
+    attached: Any = block
+    if not shared:
+        attached.add_module(key, mechanism)
+    gates = type(mechanism).gate is not BlockMechanism.gate
+    entry = Entry(key, place, mechanism.memory_scope, mechanism.works_inside(), gates, mechanism if shared else None)
+    attached.interlayer_entries = (*attached.interlayer_entries, entry)
+    if layout is not None:
+        attached.interlayer_layout = layout
+
+
+def remove_entries(model: nn.Module, keys: tuple[str, ...]) -> None:
+    """Take these mechanisms out of every block; a block that has none left is as it was."""
+    for module in list(model.modules()):
+        if not isinstance(module, AttachedBlock):
+            continue
+        kept = tuple(entry for entry in module.interlayer_entries if entry.key not in keys)
+        for entry in module.interlayer_entries:
+            if entry.key in keys and entry.shared is None:
+                delattr(module, entry.key)
+        module.interlayer_entries = kept
+        if not kept:
+            for name in ("interlayer_entries", "interlayer_layout", "interlayer_hands_on_grid"):
+                module.__dict__.pop(name, None)
+            restore(module, AttachedBlock)  # type: ignore[arg-type]
+
+
+def entry_of(block: Any, key: str) -> Entry | None:
+    """The entry of a block's mechanism; None where it has none of that key."""
+    entries: tuple[Entry, ...] = getattr(block, "interlayer_entries", ())
+    return next((entry for entry in entries if entry.key == key), None)

@@ -1,0 +1,66 @@
+"""Giving a module further methods without changing its parameters' names.
+
+The class of a module is replaced by a subclass of it made here, so `isinstance` still holds. Such classes are made once
+for each class they extend, and pickle by naming that class.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+
+class Extended:
+    """Base class of everything `extend` adds to a class."""
+
+    _mixin: type
+    _extended: type
+
+    @staticmethod
+    def methods(base: Any) -> dict[str, Any]:
+        """Methods that are made for the class that is extended."""
+        return {}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (_new_extended, (self._mixin, self._extended), *reduced[2:])
+
+
+@cache
+def _extended_class(mixin: Any, base: Any) -> Any:
+    namespace = {"_mixin": mixin, "_extended": base, "__module__": base.__module__, "__doc__": base.__doc__}
+    return type(f"Attached{base.__name__}", (mixin, base), namespace | mixin.methods(base))
+
+
+def _new_extended(mixin: type, base: type) -> Any:
+    cls = _extended_class(mixin, base)
+    return cls.__new__(cls)
+
+
+def extend(module: nn.Module, mixin: type) -> None:
+    """Give `module` the methods of `mixin` on top of its own; once is enough."""
+    if not isinstance(module, mixin):
+        base: Any = type(module)
+        module.__class__ = _extended_class(mixin, base)
+
+
+def restore(module: nn.Module, mixin: type) -> None:
+    """Undo `extend` with this mixin; others that were added to the module stay."""
+    mixins: list[Any] = []
+    cls: Any = type(module)
+    while issubclass(cls, Extended):
+        mixins.append(cls._mixin)
+        cls = cls._extended
+    for kept in reversed([each for each in mixins if each is not mixin]):
+        cls = _extended_class(kept, cls)
+    module.__class__ = cls
+
+
+def original_class(module: nn.Module) -> type:
+    """The class that a module had before anything was added to it."""
+    cls: Any = type(module)
+    while issubclass(cls, Extended):
+        cls = cls._extended
+    return cls

@@ -1,0 +1,1 @@
+"""Where each kind of mechanism goes, one file a kind."""

@@ -1,0 +1,174 @@
+"""Where context broadcasting goes: into the MLPs or the attention of transformers and mixers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from timm.models.vision_transformer import Attention
+from torch import nn
+
+from ...mechanisms.broadcast import ContextBroadcast, UniformHead, UniformHeadAttention
+from ...mechanisms.options import expect_flag, one_of, option
+from ...mechanisms.protocol import Place
+from ..block import AttachedBlock, add_entry, entry_of, remove_entries
+from ..carried import Grid, release_from
+from ..finding.probe import AttachError, match, run_once, vilt_of
+from ..finding.stages import find_chains
+from .replaced import put_back, replace, replaced_layers
+from .vilt import KEY, BroadcastingOutput, Tokens, place_in_vilt, take_out_of_vilt
+
+Where = Literal["end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"]
+HEADS = ("head", "wide_head", "extra_head")
+COMPONENTS = {  # of a block, by the names timm's transformers and mixers give them
+    "end": ("mlp", "mlp_channels"),
+    "front": ("mlp", "mlp_channels"),
+    "middle": ("mlp.act", "mlp_channels.act"),
+    "attention": ("attn",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextBroadcastOptions:
+    """Options of context broadcasting (Tables 1, 2 and 4)."""
+
+    where: Where = option(
+        "end",
+        'of the MLP; "middle", "front", after the "attention", "both" (Table 4); a uniform "head" in place of one of '
+        'the attention\'s, a "wide_head" of equal parameters, an "extra_head" (Table 1)',
+        check=one_of("end", "middle", "front", "attention", "both", *HEADS),
+    )  # fmt: skip
+    blocks: Literal["upper", "all"] = option(
+        "upper", 'the "upper" half of the blocks, or "all" (Table 2)', check=one_of("upper", "all")
+    )
+    scaled: bool = option(
+        False, "CB_S: the average is added with one learnt factor a channel, zero at the start", check=expect_flag
+    )
+    spare_pyramid: bool = option(
+        False,
+        "leave out the last block of every stage, which a detector's pyramid reads (section 4.4)",
+        check=expect_flag,
+    )
+    tokens: Tokens = option(
+        "both", 'of Hugging Face\'s ViLT: "image" or "text" tokens (section 4.7); padding never counts',
+        check=one_of("image", "text", "both"),
+    )  # fmt: skip
+
+
+def place_context_broadcast(
+    model: nn.Module, options: ContextBroadcastOptions, *, image_size: int | Grid | None = None
+) -> None:
+    """Broadcast the context in the blocks of a transformer or mixer."""
+    where, scaled, spare_pyramid = options.where, options.scaled, options.spare_pyramid
+    name = type(model).__name__
+    vilt = vilt_of(model)
+    if vilt is not None:
+        if where != "end" or spare_pyramid:
+            raise AttachError(f"{name} takes context broadcasting at the end of its MLPs alone: where='end'")
+        place_in_vilt(vilt, upper=options.blocks == "upper", scaled=scaled, tokens=options.tokens)
+        return
+    if options.tokens != "both":
+        raise AttachError(f"{name} has image tokens alone: tokens={options.tokens!r} is for ViLT")
+    chains = find_chains(model, image_size)
+    found = [(block, number == len(chain) - 1) for chain in chains for number, block in enumerate(chain)]
+    if not found:
+        raise AttachError(f"{name} has no blocks: context broadcasting is for transformers and mixers")
+    chosen = found if options.blocks == "all" else found[len(found) // 2 :]
+    chosen = [entry for entry in chosen if not (spare_pyramid and entry[1])]
+    if not chosen:
+        raise AttachError(f"{name} has no block left to broadcast in: every one ends a stage")
+    if where in HEADS:
+        if scaled:
+            raise AttachError(f"where={where!r} is a head of the attention, which has no scaled form")
+        _place_heads(model, [block for block, _ in chosen], where, name)  # type: ignore[arg-type]
+        return
+    places = ["attention", "end"] if where == "both" else [where]
+    components = [(_component(block, place, name), place) for block, _ in chosen for place in places]
+    widths = _widths(model, components, name, image_size)
+    for number, (component, place) in enumerate(components):
+        broadcast = ContextBroadcast(widths[component], scaled=scaled)
+        broadcast.before = place == "front"
+        match(broadcast, model)
+        add_entry(component, KEY, broadcast, Place(0, number, len(components)))
+    release_from(model, [block.name for block, _ in chosen])
+
+
+def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: str) -> None:
+    made = []
+    for block in blocks:
+        attention: Any = getattr(block.module, "attn", None)
+        if type(attention) is not Attention:
+            raise AttachError(
+                f"{block.name} of {name} has {type(attention).__name__} where timm's plain Attention was expected"
+            )
+        plain = all(isinstance(getattr(attention, norm, None), nn.Identity) for norm in ("q_norm", "k_norm", "norm"))
+        if not plain or getattr(attention, "gate", None) is not None or attention.attn_drop.p or attention.proj_drop.p:
+            raise AttachError(f"the attention of {block.name} in {name} has norms, a gate or dropout")
+        channels, bias = attention.qkv.in_features, attention.qkv.bias is not None
+        if channels != attention.num_heads * attention.head_dim or attention.proj.out_features != channels:
+            raise AttachError(f"the heads of {block.name} in {name} do not share out its {channels} channels")
+        proj_bias = attention.proj.bias is not None
+        layer = UniformHeadAttention(channels, attention.num_heads, kind, bias=bias, proj_bias=proj_bias)
+        match(layer, attention)
+        layer.take_over(attention.qkv, attention.proj)
+        made.append((f"{block.name}.attn", layer))
+    for path, layer in made:
+        replace(model, path, layer)
+
+
+def _component(block: Any, place: str, name: str) -> nn.Module:
+    for path in COMPONENTS[place]:
+        try:
+            component = block.module.get_submodule(path)
+        except AttributeError:
+            continue
+        if any(isinstance(module, nn.Conv2d) for module in component.modules()) and place != "attention":
+            raise AttachError(f"the MLP of {block.name} in {name} convolves: context broadcasting takes token MLPs")
+        return component
+    raise AttachError(
+        f"{block.name} of {name} has no {COMPONENTS[place][0]}: context broadcasting is for transformers and mixers"
+    )
+
+
+def _widths(
+    model: nn.Module, components: list[tuple[nn.Module, str]], name: str, image_size: int | Grid | None
+) -> dict[nn.Module, int]:
+    """The channels that each component returns; refuses one that returns something else than tokens of one image."""
+    shapes: dict[nn.Module, tuple[int, ...]] = {}
+    handles = [
+        component.register_forward_hook(lambda module, args, output: shapes.__setitem__(module, tuple(output.shape)))
+        for component, _ in components
+    ]
+    try:
+        run_once(model, image_size)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for component, place in components:
+        shape = shapes[component]
+        layers = [module for module in component.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+        linear = [module.out_features for module in layers if isinstance(module, nn.Linear)]
+        channels_last = shape[-1] == linear[-1] if linear else not layers  # convolutions alone give [B, C, H, W]
+        if len(shape) not in (3, 4) or shape[0] != 1 or not channels_last:
+            raise AttachError(
+                f"{name} gives {shape} at where={place!r} for one image, not its tokens, [1, N, C] or [1, H, W, C]: "
+                f"their mean would not be over the image"
+            )
+    return {component: shape[-1] for component, shape in shapes.items()}
+
+
+def broadcasts(model: nn.Module) -> list[tuple[str, Any]]:
+    """Name and module of every broadcast, and of every attention with a uniform head."""
+    found = [
+        (f"{name}.{KEY}", getattr(module, KEY))
+        for name, module in model.named_modules()
+        if isinstance(module, BroadcastingOutput) or (isinstance(module, AttachedBlock) and entry_of(module, KEY))
+    ]
+    return found + [(name, layer) for name, layer in replaced_layers(model) if isinstance(layer, UniformHeadAttention)]
+
+
+def take_out_broadcasts(model: nn.Module) -> None:
+    """Undo `place_context_broadcast`."""
+    remove_entries(model, (KEY,))
+    put_back(model, UniformHeadAttention)
+    take_out_of_vilt(model)

@@ -1,0 +1,173 @@
+"""Where layer attention goes: behind every block of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from timm.layers import DropPath, LayerNorm2d
+from torch import nn
+
+from ...mechanisms import LayerAttention
+from ...mechanisms.mrla import Previous, Projection, Style
+from ...mechanisms.options import (
+    Init,
+    OptionError,
+    Reading,
+    expect_flag,
+    expect_whole,
+    one_of,
+    option,
+    values_of,
+)
+from ..carried import Grid
+from ..finding.calls import Call
+from ..finding.probe import AttachError
+from ..finding.stages import Stage, Stages, find_stages
+from .blocks import let_grid_travel, place_in_stage
+
+KEY = "mrla"  # the name under which a block holds its layer attention, and so the prefix of its parameters
+CHANNELS_PER_HEAD = {"cnn": 32, "mbconv": 8, "transformer": 16}  # section 5.1
+PLACING = ("channels_per_head", "drop_path", "stages", "blocks")  # options that the host resolves
+
+
+def _expect_drop_path(name: str, value: Any) -> None:
+    if value != "backbone" and not (isinstance(value, int | float) and 0 <= value < 1):
+        raise OptionError(f"drop_path must be a probability below 1 or 'backbone', got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAttentionOptions:
+    """Options of every form of layer attention."""
+
+    projection: Projection = option(
+        "conv1d", 'q and k; "linear" for fully connected layers to C / 16 channels (Table 4 d)',
+        check=one_of("conv1d", "linear"),
+    )  # fmt: skip
+    value_conv: bool = option(True, "False for V = x, without the depthwise convolution (Table 4 c)", check=expect_flag)
+    channels_per_head: int | None = option(
+        None, "must divide every width if given", check=expect_whole,
+        shown="32 (CNN), 8 (MBConv), 16 (transformer), or the largest smaller divisor of the width",
+    )  # fmt: skip
+    drop_path: float | Literal["backbone"] = option(
+        0.0, 'the attention\'s own stochastic depth; "backbone" uses the rate of each block', check=_expect_drop_path
+    )
+    init: Init = option(
+        "paper", '"identity" leaves the network\'s function as it is', check=one_of("paper", "identity")
+    )
+    reading: Reading = option(
+        "paper",
+        '"published" for what the authors\' program computes (deviations.md)',
+        check=one_of("paper", "published"),
+    )
+    add_prefix: bool | None = option(
+        None,
+        "add the normalised prefix tokens of a transformer to themselves",
+        check=expect_flag,
+        shown="the reading's",
+    )
+    stages: Stages | None = option(
+        None, "lengths such as (6, 6), or lists of block names", shown="found from the model"
+    )
+    blocks: Literal["auto", "all"] = option(
+        "auto", '"all" takes blocks without an identity skip (in MBConv networks) too', check=one_of("auto", "all")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightOptions(LayerAttentionOptions):
+    """Options of MRLA-light."""
+
+    memory: bool = option(True, "False leaves out lambda times the previous output (Table 4 b)", check=expect_flag)
+    learn_decay: bool = option(True, "False fixes lambda to one (Table 4 e)", check=expect_flag)
+    attention: bool = option(
+        True, "False keeps the depthwise convolution and norm alone (Table 4 g)", check=expect_flag
+    )
+    previous: Previous | None = option(
+        None, 'the previous output: the "attention" of the layer before or the block\'s "shortcut"',
+        check=one_of("attention", "shortcut"), shown="the reading's",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseOptions(LayerAttentionOptions):
+    """Options of MRLA-base."""
+
+    relu: bool | None = option(
+        None, "a ReLU between the norm and the sum in a CNN", check=expect_flag, shown="the reading's"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOptions(LayerAttentionOptions):
+    """Options of the linearised form."""
+
+    constant_memory: bool = option(
+        False, "carry the sums U and Z instead of the layers: for stages deeper than a head is wide", check=expect_flag
+    )
+
+
+def place_layer_attention(
+    model: nn.Module,
+    options: LayerAttentionOptions,
+    *,
+    make: type[LayerAttention],
+    mechanism: str,
+    fixed_channels_per_head: int | None = None,
+    image_size: int | Grid | None = None,
+) -> None:
+    """Put layer attention of class `make` behind the blocks of `model`."""
+    channels_per_head, stages = options.channels_per_head, options.stages
+    if channels_per_head is None:
+        channels_per_head = fixed_channels_per_head
+    elif fixed_channels_per_head is not None and channels_per_head != fixed_channels_per_head:
+        raise OptionError(
+            f"{mechanism} has channels_per_head={fixed_channels_per_head}, got {channels_per_head}; "
+            f"mrla_light takes any number"
+        )
+    every_block = options.blocks == "all" or stages is not None
+    norm_layer = _norm_layer_for(model)
+    placed: list[tuple[Stage, list[Call], list[LayerAttention]]] = []
+    for stage in find_stages(model, stages=stages, image_size=image_size):
+        chosen = [block for block in stage.blocks if every_block or block.identity_skip]
+        style: Style = "cnn" if stage.layout.kind == "NCHW" else "transformer"
+        per_head = _default_channels_per_head(stage, style) if channels_per_head is None else channels_per_head
+        made = []
+        for index, block in enumerate(chosen):
+            attention = make(
+                stage.channels,
+                style=style,
+                channels_per_head=per_head,
+                norm_layer=norm_layer,
+                drop_path=_drop_path_of(block.module) if options.drop_path == "backbone" else options.drop_path,
+                **values_of(options, without=PLACING),
+            )
+            attention.layer = index
+            made.append(attention)
+        if chosen:
+            placed.append((stage, chosen, made))
+    if not placed:
+        raise AttachError(f"{type(model).__name__} has no block with an identity skip; blocks='all' takes every block")
+    for number, (stage, chosen, made) in enumerate(placed):
+        place_in_stage(model, KEY, number, stage, made, chosen)
+    let_grid_travel(model, [stage.layout for stage, _, _ in placed], image_size)
+
+
+def _default_channels_per_head(stage: Stage, style: str) -> int:
+    mbconv = any(hasattr(block.module, "has_skip") for block in stage.blocks)
+    wanted = CHANNELS_PER_HEAD["mbconv" if mbconv else style]
+    return max(divisor for divisor in range(1, wanted + 1) if stage.channels % divisor == 0)
+
+
+def _norm_layer_for(model: nn.Module) -> Callable[[int], nn.Module]:
+    """BatchNorm2d, unless the network has other norms and none of that kind: then a LayerNorm over the channels."""
+    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+    if norms and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in norms):
+        return partial(LayerNorm2d, eps=1e-6)
+    return nn.BatchNorm2d
+
+
+def _drop_path_of(block: nn.Module) -> float:
+    return max((float(m.drop_prob or 0.0) for m in block.modules() if isinstance(m, DropPath)), default=0.0)

@@ -1,0 +1,100 @@
+"""Options are data. Were they not, a misspelt or meaningless option would train another network in silence."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import interlayer
+from interlayer.hosts import MECHANISMS, options_of
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def resnet():
+    return timm.create_model("resnet18", num_classes=5)
+
+
+def vit():
+    return timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=64, depth=4)
+
+
+def test_every_option_is_listed_with_its_default_and_meaning():
+    light = options_of("mrla_light")
+    assert {"memory", "learn_decay", "attention", "value_conv", "reading", "init", "drop_path"} <= set(light)
+    assert light["learn_decay"].default == "True"
+    assert "memory" not in options_of("mrla_base")
+    for name in MECHANISMS:
+        assert MECHANISMS[name].about, name
+        for option in options_of(name).values():
+            assert option.meaning, f"{name}: {option.name}"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options"),
+    [
+        ("cb", {"reading": "paper"}),
+        ("cb", {"init": "paper"}),
+        ("eca", {"stages": None}),
+        ("halo", {"init": "paper"}),
+        ("mrla_base", {"memory": True}),
+        ("rla", {"stages": None}),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_also_as_a_default(mechanism, options):
+    model = vit() if mechanism == "cb" else resnet()
+    (name,) = options
+    with pytest.raises(TypeError, match=f"{mechanism} has no option '{name}'"):
+        interlayer.attach(model, mechanism, **options)
+
+
+@pytest.mark.parametrize("size", [[1], (64, 64, 3), "64", 0, -3, (64, 2.5), {"height": 64}, True])
+@pytest.mark.parametrize("mechanism", ["cb", "mrla_light", "eca"])
+def test_an_image_size_that_is_none_gets_a_sentence(mechanism, size):
+    model = vit() if mechanism == "cb" else resnet()
+    with pytest.raises(interlayer.AttachError, match="image_size must be a positive whole number, or height and width"):
+        interlayer.attach(model, mechanism, image_size=size)
+
+
+def test_a_reading_is_a_row_of_options():
+    """The published reading, and the same options given one by one, compute the same function."""
+    image = torch.randn(2, 3, 64, 64)
+    for make, mechanism, row in (
+        (resnet, "mrla_light", {"previous": "shortcut"}),
+        (vit, "mrla_light", {"previous": "shortcut", "add_prefix": True}),
+        (resnet, "mrla_base", {"relu": True}),
+        (vit, "mrla_base", {"add_prefix": True}),
+        (resnet, "rla", {"insert": "output", "cell_bias": False, "head_activation": "relu"}),
+    ):
+        outputs = []
+        for options in ({"reading": "published"}, row, {}):
+            torch.manual_seed(0)
+            outputs.append(interlayer.attach(make(), mechanism, **options).eval()(image))
+        torch.testing.assert_close(outputs[0], outputs[1])
+        assert not torch.allclose(outputs[0], outputs[2]), f"{mechanism}: the readings must differ"
+
+
+def test_documentation_lists_the_options_as_they_are():
+    from interlayer_cli.mechanisms import _markdown
+
+    own = {name: MECHANISMS.pop(name) for name in ("weighted_sum", "two_streams") if name in MECHANISMS}
+    try:
+        assert (DOCS / "options.md").read_text() == _markdown(), "interlayer mechanisms --markdown > docs/options.md"
+    finally:
+        MECHANISMS.update(own)
+
+
+def test_the_example_of_the_documentation_runs():
+    text = (DOCS / "attaching.md").read_text()
+    code = text[text.index("## A mechanism of your own") :].split("```python\n")[1].split("```")[0]
+    scope = {"torch": torch, "timm": timm, "interlayer": interlayer}
+    try:
+        exec(code.replace('"resnet50"', '"resnet18"'), scope)
+        model = scope["model"]
+        with torch.no_grad():
+            model.layer1[0].scale.scale.fill_(2.0)
+        assert "layer1.0.scale.scale" in model.state_dict()
+        interlayer.detach(model)
+    finally:
+        MECHANISMS.pop("scale", None)
