@@ -8,25 +8,20 @@ import pytest
 import torch
 
 import interlayer
-from interlayer.ops.dispatch import Operation, backends
+from interlayer.ops import dispatch
+from interlayer.ops.dispatch import Implementation, Operation, backends
 
 
 @pytest.fixture
 def doubled():
     """An operation with a kernel that takes even lengths only, and says which implementation ran."""
-    from interlayer.ops import dispatch as module
 
-    def twice_for_a_test(x):
-        return "reference", 2 * x
+    def unsupported_reason(x):
+        return None if len(x) % 2 == 0 else f"needs an even length, got {len(x)}"
 
-    operation = Operation(twice_for_a_test)
-
-    @operation.kernel("even", lambda x: None if len(x) % 2 == 0 else f"needs an even length, got {len(x)}")
-    def _even(x):
-        return "even", x + x
-
-    yield operation
-    del module._OPERATIONS["twice_for_a_test"]
+    implementation = Implementation("even", lambda x: ("even", x + x), unsupported_reason)
+    yield Operation("twice_for_a_test", lambda x: ("reference", 2 * x), [implementation])
+    del dispatch._OPERATIONS["twice_for_a_test"]
 
 
 def test_auto_takes_the_kernel_where_it_can_and_the_reference_beyond_its_limits(doubled):
@@ -50,6 +45,47 @@ def test_reference_can_be_forced_and_the_choice_ends_with_the_block(doubled):
     assert doubled(torch.ones(4))[0] == "even"
 
 
+def test_implementations_are_tried_in_the_order_of_the_list():
+    names = ["first", "second", "third"]
+    implementations = [
+        Implementation(name, lambda x, name=name: name, lambda x, n=n: None if x >= n else "too small")
+        for n, name in zip((3, 2, 1), names, strict=True)
+    ]
+    operation = Operation("ordered_for_a_test", lambda x: "reference", implementations)
+    try:
+        assert [operation(x) for x in (3, 2, 1, 0)] == ["first", "second", "third", "reference"]
+        with interlayer.backend("third"):
+            assert operation(3) == "third"
+    finally:
+        del dispatch._OPERATIONS["ordered_for_a_test"]
+
+
+def test_a_step_of_a_backward_pass_is_not_strict():
+    """Chosen by name, an implementation that is not strict makes way for the reference."""
+    implementation = Implementation("never", lambda x: "never", lambda x: "never supported", strict=False)
+    operation = Operation("lenient_for_a_test", lambda x: "reference", [implementation])
+    try:
+        with interlayer.backend("never"):
+            assert operation(1) == "reference"
+    finally:
+        del dispatch._OPERATIONS["lenient_for_a_test"]
+
+
+def test_without_triton_the_other_implementations_remain():
+    program = """
+import importlib.util, sys
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "triton" else find_spec(name, *rest)
+from interlayer.ops.dispatch import backends
+from interlayer.ops import residual_end
+assert "triton" not in backends(), backends()
+assert [i.name for i in residual_end.implementations] == ["scaled", "recompute"]
+assert not any(name.startswith("interlayer.ops._triton.") for name in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def test_unknown_backend_lists_the_known_ones():
     with pytest.raises(ValueError, match="unknown backend 'cuda', expected one of auto, reference"):
         interlayer.backend("cuda").__enter__()
@@ -58,7 +94,7 @@ def test_unknown_backend_lists_the_known_ones():
 
 @pytest.mark.parametrize(("value", "code"), [("reference", 0), ("nonsense", 1)])
 def test_environment_variable_is_read_and_checked(value, code):
-    program = "import interlayer; from interlayer.ops.dispatch import _choice; assert _choice.name == 'reference'"
+    program = "import interlayer; from interlayer.ops.choice import current; assert current() == 'reference'"
     result = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"INTERLAYER_BACKEND": value}, capture_output=True, text=True
     )

@@ -295,18 +295,18 @@ def test_large_tables_are_left_to_the_gathering_one():
 @pytest.mark.parametrize("relative", [True, False])
 def test_it_is_an_operator_of_torchs(relative):
     """Schema, shapes without data and gradients as torch.compile relies on them."""
-    from interlayer.ops._triton import halo
+    from interlayer.ops._triton import halo_attention as kernels
 
     tensors, given = make(5, 6, d=4, e=3, batch=1, dtype=torch.float32, relative=relative)
     leaves = [None if t is None else t.requires_grad_() for t in tensors]
     plan = (given["heads"], given["block"], given["halo"], given["stride"], False, True, 0.5, 0.25)
     # not "test_aot_dispatch_dynamic": it runs the interpreter on tensors without data
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(halo._forward.registered, (*leaves, *plan), test_utils=tests)
-    output, lse = halo._forward(*leaves, *plan)
+    torch.library.opcheck(kernels._forward.registered, (*leaves, *plan), test_utils=tests)
+    output, lse = kernels._forward(*leaves, *plan)
     given = (torch.ones_like(output), *leaves, output, lse)
     given = [None if t is None else t.detach() for t in given]
-    torch.library.opcheck(halo._backward.registered, (*given, *plan), test_utils=tests)
+    torch.library.opcheck(kernels._backward.registered, (*given, *plan), test_utils=tests)
 
 
 def test_its_flops_are_counted():
@@ -352,7 +352,7 @@ def test_real_sizes(shape, dtype):
 
 def test_keys_are_numbered_without_a_division():
     """Which is exact for every window the kernel takes, clipped at the border to any width, and every chunk of it."""
-    from interlayer.ops._triton.halo import MOST_WINDOW, RECIPROCAL
+    from interlayer.ops._triton.halo_attention import MOST_WINDOW, RECIPROCAL
 
     for cols in range(1, MOST_WINDOW + 1):
         n = torch.arange(MOST_WINDOW * cols + 128, dtype=torch.int32)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
-from ..ops.broadcast import give
+from ..ops.broadcast_context import add_average
 from .description import record_description
 from .options import expect_choice, expect_flag
 from .protocol import BlockMechanism, BlockValues, MemoryScope, Place
@@ -68,7 +68,7 @@ class ContextBroadcast(BlockMechanism):
             return ops.broadcast_context(x, self.scale)
         mask = chosen[..., None]
         average = (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
-        return torch.where(mask, give(x, average, self.scale), x)
+        return torch.where(mask, add_average(x, average, self.scale), x)
 
     def describe(self) -> dict[str, str]:
         return {

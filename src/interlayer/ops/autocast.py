@@ -1,4 +1,4 @@
-"""What autocast says of a tensor, also of one on "meta", a device that autocast does not know."""
+"""The state of autocast on a tensor's device. The "meta" device, which autocast does not know, is supported too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def autocast_type(x: Tensor) -> torch.dtype | None:
-    """The type that autocast computes in on the device of `x`; None where it is off."""
+    """The dtype of autocast on the device of `x`, or None if autocast is disabled."""
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
@@ -18,5 +18,5 @@ def autocast_type(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast off, on the device of `x`, inside the `with` block."""
+    """Context manager that disables autocast on the device of `x`."""
     return nullcontext() if autocast_type(x) is None else torch.autocast(x.device.type, enabled=False)

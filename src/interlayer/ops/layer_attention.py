@@ -23,8 +23,7 @@ from .dispatch import Operation
 LINEAR_EPS = 1e-6  # added to the normaliser of the linearised form
 
 
-@Operation
-def depthwise_value(x: Tensor, weight: Tensor | None, *, gelu: bool = False) -> Tensor:
+def _depthwise_value(x: Tensor, weight: Tensor | None, *, gelu: bool = False) -> Tensor:
     """The value map V of a layer: a k x k depthwise convolution of its output, or the output itself.
 
     Args:
@@ -57,8 +56,7 @@ def weighted_sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
     return total.flatten(1, 2)
 
 
-@Operation
-def light_attention(
+def _light_attention(
     x: Tensor,
     query: Tensor,
     key: Tensor,
@@ -92,8 +90,7 @@ def light_attention(
     return output, gate
 
 
-@Operation
-def layer_attention(
+def _layer_attention(
     query: Tensor,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
@@ -132,8 +129,7 @@ def layer_attention(
     return weighted_sum(weights, [*values, *derived]), weights, derived
 
 
-@Operation
-def linear_recurrence(
+def _linear_recurrence(
     x: Tensor,
     query: Tensor,
     key: Tensor,
@@ -171,3 +167,9 @@ def _per_channel(gate: Tensor, value: Tensor) -> Tensor:
 def _map_of(vector: Tensor, like: Tensor) -> Tensor:
     """[C] -> [1, C, 1, 1] in the dtype of `like`."""
     return vector.to(like.dtype)[None, :, None, None]
+
+
+depthwise_value = Operation("depthwise_value", _depthwise_value)
+light_attention = Operation("light_attention", _light_attention)
+layer_attention = Operation("layer_attention", _layer_attention)
+linear_recurrence = Operation("linear_recurrence", _linear_recurrence)

@@ -1,4 +1,4 @@
-"""Gradients that cannot be differentiated again say so."""
+"""An error for gradients that cannot be differentiated again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of an autograd function's `backward` that has no gradient of its own: asking for one is an error.
+    """Decorator for the `backward` of an autograd function that is not differentiable itself.
 
-    torch's decorator of that name hangs the error on copies, which `torch.autograd.grad` never visits: second
-    derivatives would be zero there.
+    torch's decorator of the same name attaches the error to copies of the gradients, which `torch.autograd.grad` never
+    visits: second derivatives would silently be zero.
     """
 
     @wraps(backward)

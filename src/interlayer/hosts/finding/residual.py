@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from timm.layers import BatchNormAct2d
 from timm.models._efficientnet_blocks import DepthwiseSeparableConv, InvertedResidual
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
@@ -181,8 +182,9 @@ def _run_resnet_block(
     norm = last_norm(block)
     shortcut = x if block.downsample is None else block.downsample(x)
     after = [module for module in (block.se, block.drop_path) if module is not None]
-    if weight is not None and gate is None and not after and isinstance(activation, nn.ReLU) and norm.training:
-        output, projected = ops.residual_end(raw, norm, weight, shortcut)
+    ends_plainly = gate is None and not after and isinstance(activation, nn.ReLU)
+    if weight is not None and ends_plainly and norm_unsupported_reason(norm) is None:
+        output, projected = _end_of_block(raw, norm, weight, shortcut, relu=True)
         return BlockValues(x, output, shortcut, projected)
     y = _gated(norm(raw), inner, gate, after)
     return BlockValues(x, activation(y + shortcut), shortcut, projection(y, weight))
@@ -199,11 +201,46 @@ def _run_inverted_residual(
         raw, norm = plus(block.conv_pw(inside), addition), block.bn2
     shortcut = x if block.has_skip else None
     after = [] if isinstance(block.drop_path, nn.Identity) or not block.has_skip else [block.drop_path]
-    if weight is not None and gate is None and not after and norm.training:
-        output, projected = ops.residual_end(raw, norm, weight, shortcut, relu=False)
+    if weight is not None and gate is None and not after and norm_unsupported_reason(norm) is None:
+        output, projected = _end_of_block(raw, norm, weight, shortcut, relu=False)
         return BlockValues(x, output, shortcut, projected)
     y = _gated(norm(raw), [], gate, after)
     return BlockValues(x, plus(y, shortcut), shortcut, projection(y, weight))
+
+
+def norm_unsupported_reason(norm: nn.Module) -> str | None:
+    """Why a norm cannot be computed by `interlayer.ops.residual_end` from its tensors alone, or None."""
+    if isinstance(norm, BatchNormAct2d):
+        if not (isinstance(norm.act, nn.Identity) and isinstance(norm.drop, nn.Identity)):
+            return "the norm has an activation"
+    elif type(norm) is not nn.BatchNorm2d:
+        return f"the norm must be a BatchNorm2d, got {type(norm).__name__}"
+    if not norm.training:
+        return "the norm is in eval mode, where nothing is saved for a backward pass"
+    if not norm.affine or not norm.track_running_stats or norm.momentum is None:
+        return "the norm must have weights, running statistics and a fixed momentum"
+    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
+        return "the norm has hooks"
+    return None
+
+
+def _end_of_block(
+    x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """Compute the block's output and the projection of its branch from the input of its last norm.
+
+    Args:
+        x: The output of the last convolution.
+        norm: A batch norm in training for which `norm_unsupported_reason` is None. Its statistics are updated.
+        weight: The weight of the projection, [k, C, 1, 1].
+        shortcut: The shortcut, or None for a block without one.
+        relu: Whether the block ends with a ReLU.
+    """
+    norm.num_batches_tracked.add_(1)
+    return ops.residual_end(
+        x, norm.weight, norm.bias, norm.running_mean, norm.running_var, weight, shortcut,
+        momentum=norm.momentum, eps=norm.eps, relu=relu,
+    )  # fmt: skip
 
 
 def plus(x: Tensor, addition: Tensor | None) -> Tensor:

@@ -1,17 +1,17 @@
-"""Attention with mixed heads that stores no map: the sum of squares that the norm needs comes beside the output.
+"""Attention with mixed heads that stores no attention map: a kernel computes the sum of squares with the output.
 
-Forward, the average is taken off the values. Then a program holds a tile of queries of one image and one head j and
-goes through the keys in chunks with a running softmax; a chunk's scores are the sum over the heads i of M[j, i] q_i
-k_iᵀ. The norm's factor r_j comes from the sums of squares, and multiplies the result. Backward, with g the gradient of
-the result o, t_j = -r_j² (sum of g_j · o_j) / (2 n n'), which is the gradient of a row's sum of squares, and D_i = sum
-over j of M[j, i] dS'_j,
+In the forward pass the average is subtracted from the values. Then a program holds a tile of queries of one image and
+one head j and iterates over chunks of keys with an online softmax; a chunk's scores are the sum over the heads i of
+M[j, i] q_i k_iᵀ. The norm's factor r_j follows from the sums of squares, and multiplies the result. In the backward
+pass, with g the gradient of the result o, t_j = -r_j² (sum of g_j · o_j) / (2 n n'), which is the gradient of a row's
+sum of squares, and D_i = sum over j of M[j, i] dS'_j,
 
     dP_j  = r_j g_j v_jᵀ + 2 t_j P_j
     dS'_j = P_j (dP_j - sum over the row of P_j dP_j),    where that sum is o_j · g_j + 2 t_j sum P_j²
     dq_i  = s D_i k_i,   dk_i = s D_iᵀ q_i,   dv_i = r_i P_iᵀ g_i,   dM[j, i] = s sum of dS'_j (q_i k_iᵀ)
 
-One kernel takes the rows for o · g and t, another tiles of queries for dq, a third chunks of keys for dk, dv and dM.
-The last two compute the weights anew.
+One kernel computes o · g and t from the rows, another dq from tiles of queries, a third dk, dv and dM from chunks of
+keys. The last two recompute the weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..mixed_attention import attend_mixed
-from . import (
+from .broadcast_context import subtract_average
+from .runtime import (
     LAUNCHES,
     LEAST_CHANNELS,
     LOG2_E,
@@ -34,15 +34,14 @@ from . import (
     TYPES,
     Launch,
     Operator,
+    device_unsupported_reason,
     number_types,
     pieces,
     product,
     run_fitting,
     run_kernel,
     tile,
-    why_not_here,
 )
-from .broadcast import without_average
 
 MOST_CHANNELS = 128  # of a head
 
@@ -56,7 +55,7 @@ def _head_of_program(heads: tl.constexpr):
 
 @triton.jit
 def _tokens(ptr, batch, rows, row_count, row_stride, head, channels: tl.constexpr, CHANNELS: tl.constexpr):
-    """[len(rows), CHANNELS]: a head's channels of some tokens, zero beyond the last token."""
+    """Load a head's channels of some tokens, [len(rows), CHANNELS], with zeros beyond the last token."""
     c = tl.arange(0, CHANNELS)
     places = (batch * row_count + rows)[:, None] * row_stride + head * channels + c[None, :]
     return tl.load(ptr + places, mask=(rows < row_count)[:, None] & (c < channels)[None, :], other=0.0)
@@ -64,7 +63,7 @@ def _tokens(ptr, batch, rows, row_count, row_stride, head, channels: tl.constexp
 
 @triton.jit
 def _store(ptr, value, batch, rows, row_count, head, heads, channels: tl.constexpr, CHANNELS: tl.constexpr):
-    """Write a head's channels of some tokens of a map without gaps."""
+    """Store a head's channels of some tokens of a contiguous tensor."""
     c = tl.arange(0, CHANNELS)
     places = ((batch * row_count + rows)[:, None] * heads + head) * channels + c[None, :]
     mask = (rows < row_count)[:, None] & (c < channels)[None, :]
@@ -119,9 +118,9 @@ def _forward_kernel(
         attended = attended * shrink[:, None] + product(p, v, ACC, DOT)
         largest = larger
     _store(attended_ptr, attended / total[:, None], batch, m, queries, j, heads, channels, CHANNELS)
-    of_row = (batch * heads + j) * queries + m
-    tl.store(lse_ptr + of_row, largest + tl.log2(total), mask=m < queries)
-    tl.store(squares_ptr + of_row, squares / (total * total), mask=m < queries)
+    row = (batch * heads + j) * queries + m
+    tl.store(lse_ptr + row, largest + tl.log2(total), mask=m < queries)
+    tl.store(squares_ptr + row, squares / (total * total), mask=m < queries)
 
 
 @triton.jit
@@ -152,7 +151,7 @@ def _row_gradients_kernel(
     grad_ptr, output_ptr,  # [batch, queries, heads channels]
     factor_ptr,  # [batch, heads]
     dots_ptr,  # [batch, heads, queries]: o · g
-    of_squares_ptr,  # [batch, heads]: t
+    grad_squares_ptr,  # [batch, heads]: t
     queries, keys,
     heads: tl.constexpr, channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -166,12 +165,12 @@ def _row_gradients_kernel(
         tl.store(dots_ptr + (batch * heads + j) * queries + m, dots, mask=m < queries)
         total += dots
     r = tl.load(factor_ptr + batch * heads + j)
-    tl.store(of_squares_ptr + batch * heads + j, -0.5 * r * r * tl.sum(total, 0) / queries / keys)
+    tl.store(grad_squares_ptr + batch * heads + j, -0.5 * r * r * tl.sum(total, 0) / queries / keys)
 
 
 @triton.jit
 def _score_gradients(
-    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,
+    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, grad_squares_ptr,
     batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
@@ -181,13 +180,13 @@ def _score_gradients(
         q_ptr, k_ptr, mix_ptr, batch, j, m, n, queries, keys, q_stride, k_stride, scale,
         heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
     )  # fmt: skip
-    of_head = batch * heads + j
-    of_row = of_head * queries + m
-    lse = tl.load(lse_ptr + of_row, mask=m < queries, other=float("inf"))  # no weight beyond the last query
-    twice = 2 * tl.load(of_squares_ptr + of_head)
-    row_sum = tl.load(dots_ptr + of_row, mask=m < queries, other=0.0)
-    row_sum += twice * tl.load(squares_ptr + of_row, mask=m < queries, other=0.0)
-    factor = tl.load(factor_ptr + of_head)
+    head = batch * heads + j
+    row = head * queries + m
+    lse = tl.load(lse_ptr + row, mask=m < queries, other=float("inf"))  # no weight beyond the last query
+    twice = 2 * tl.load(grad_squares_ptr + head)
+    row_sum = tl.load(dots_ptr + row, mask=m < queries, other=0.0)
+    row_sum += twice * tl.load(squares_ptr + row, mask=m < queries, other=0.0)
+    factor = tl.load(factor_ptr + head)
     p = tl.exp2(s - lse[:, None])
     grad = _tokens(grad_ptr, batch, m, queries, heads * channels, j, channels, CHANNELS)
     v = _tokens(v_ptr, batch, n, keys, v_stride, j, channels, CHANNELS)
@@ -198,7 +197,7 @@ def _score_gradients(
 @triton.jit
 def _query_gradients_kernel(
     q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr,  # as in the kernels before
-    grad_ptr, dots_ptr, of_squares_ptr,
+    grad_ptr, dots_ptr, grad_squares_ptr,
     grad_q_ptr,  # [batch, queries, heads channels]
     queries, keys, q_stride, k_stride, v_stride, scale,
     heads: tl.constexpr, channels: tl.constexpr,
@@ -212,7 +211,7 @@ def _query_gradients_kernel(
         mixed = tl.zeros([QUERIES, KEYS], ACC)
         for j in range(heads):
             _, grad_s, _, _ = _score_gradients(
-                q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,
+                q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, grad_squares_ptr,
                 batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
                 heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
             )  # fmt: skip
@@ -224,7 +223,7 @@ def _query_gradients_kernel(
 
 @triton.jit
 def _key_gradients_kernel(
-    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,  # as above
+    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, grad_squares_ptr,  # as above
     grad_k_ptr, grad_v_ptr,  # [batch, keys, heads channels]
     grad_mix_ptr,  # [SLOTS, heads, heads], float32
     queries, keys, q_stride, k_stride, v_stride, scale,
@@ -244,7 +243,7 @@ def _key_gradients_kernel(
         mixed = tl.zeros([QUERIES, KEYS], ACC)
         for j in range(heads):
             p, grad_s, grad, factor = _score_gradients(
-                q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, of_squares_ptr,
+                q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr, grad_ptr, dots_ptr, grad_squares_ptr,
                 batch, j, m, n, queries, keys, q_stride, k_stride, v_stride, scale,
                 heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
             )  # fmt: skip
@@ -259,8 +258,8 @@ def _key_gradients_kernel(
     _store(grad_v_ptr, grad_v, batch, n, keys, i, heads, channels, CHANNELS)
 
 
-def _run(kernel: Any, of: str, tensors: tuple[Tensor, ...], heads: int, scale: float) -> None:
-    """Start a kernel for every image, head and tile of "queries" or chunk of "keys"."""
+def _run(kernel: Any, along: str, tensors: tuple[Tensor, ...], heads: int, scale: float) -> None:
+    """Launch a kernel for every image, head and tile of "queries" or chunk of "keys"."""
     q, k, v = tensors[:3]
     (batch, queries, width), keys = q.shape, k.shape[1]
     constants = {
@@ -271,19 +270,19 @@ def _run(kernel: Any, of: str, tensors: tuple[Tensor, ...], heads: int, scale: f
     }
 
     def run(launch: Launch) -> None:
-        of_queries, of_keys = tile(queries, launch.queries), tile(keys, launch.keys)
-        number = pieces(queries, of_queries) if of == "queries" else pieces(keys, of_keys)
+        query_tile, key_tile = tile(queries, launch.queries), tile(keys, launch.keys)
+        number = pieces(queries, query_tile) if along == "queries" else pieces(keys, key_tile)
         run_kernel(
             kernel, (batch * heads, number),
             *tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale, **constants,
-            QUERIES=of_queries, KEYS=of_keys, num_warps=launch.warps, num_stages=launch.stages,
+            QUERIES=query_tile, KEYS=key_tile, num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
 
     run_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), LAUNCHES, run)
 
 
 def _row_constants(q: Tensor, heads: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Of kernels that take rows of queries and no keys."""
+    """Constants of the kernels that process rows of queries and no keys."""
     channels = q.shape[2] // heads
     sizes = {"ROWS": tile(q.shape[1], 64), "CHANNELS": tile(channels)}
     return {"heads": heads, "channels": channels, **sizes, "ACC": TYPES[dtype]}
@@ -293,9 +292,12 @@ def _row_constants(q: Tensor, heads: int, dtype: torch.dtype) -> dict[str, Any]:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The result, and what the backward pass needs: the values less their average, for every row of P the base-2
-    logarithm of its softmax's denominator and its sum of squares, and for every head its factor."""
-    values = without_average(v)
+    """Return the result and what the backward pass needs.
+
+    That is the values less their average, the base-2 logarithm of the softmax's denominator and the sum of squares of
+    every row of P, and the factor of every head.
+    """
+    values = subtract_average(v)
     output, lse, squares, factor = _empty_results(q, heads)
     _run(_forward_kernel, "queries", (q, k, values, mix.contiguous(), output, lse, squares), heads, scale)
     constants = _row_constants(q, heads, lse.dtype)
@@ -308,8 +310,8 @@ def _forward(
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, *options: Any) -> tuple[Tensor, ...]:
-    output, *of_rows = _empty_results(q, heads)
-    return output, torch.empty(v.shape, device=v.device, dtype=v.dtype), *of_rows
+    output, *statistics = _empty_results(q, heads)
+    return output, torch.empty(v.shape, device=v.device, dtype=v.dtype), *statistics
 
 
 def _empty_results(q: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -334,19 +336,19 @@ def _backward(
     heads: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and mix."""
+    """Return the gradients of q, k, v and mix."""
     grad = grad.to(q.dtype).contiguous()
-    dots, of_squares = torch.empty_like(squares), torch.empty_like(factor)
+    dots, grad_squares = torch.empty_like(squares), torch.empty_like(factor)
     run_kernel(
         _row_gradients_kernel, (factor.numel(),),
-        grad, output, factor, dots, of_squares, q.shape[1], k.shape[1], **_row_constants(q, heads, lse.dtype),
+        grad, output, factor, dots, grad_squares, q.shape[1], k.shape[1], **_row_constants(q, heads, lse.dtype),
     )  # fmt: skip
-    given = (q, k, values, mix.contiguous(), lse, squares, factor, grad, dots, of_squares)
+    given = (q, k, values, mix.contiguous(), lse, squares, factor, grad, dots, grad_squares)
     grad_q, grad_k, grad_values = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, values))
     grad_mix = lse.new_zeros((SLOTS.value, heads, heads))
     _run(_query_gradients_kernel, "queries", (*given, grad_q), heads, scale)
     _run(_key_gradients_kernel, "keys", (*given, grad_k, grad_values, grad_mix), heads, scale)
-    return grad_q, grad_k, without_average(grad_values), grad_mix.sum(0).to(mix.dtype)
+    return grad_q, grad_k, subtract_average(grad_values), grad_mix.sum(0).to(mix.dtype)
 
 
 @_backward.register_fake
@@ -356,7 +358,7 @@ def _(grad: Tensor, q: Tensor, k: Tensor, mix: Tensor, output: Tensor, values: T
 
 @register_flop_formula(torch.ops.interlayer.mixed_attention)
 def _flops(q: Any, k: Any, v: Any, mix: Any, *rest: Any, **_: Any) -> int:
-    """As the equations have it: q · k, the mixture and P v, each once for each head; shapes stand for the tokens."""
+    """Counts q · k, the mixture and P v, each once for each head. Shapes are passed instead of the tensors."""
     return 2 * q[0] * q[1] * k[1] * (2 * q[2] + mix[0] ** 2)
 
 
@@ -382,7 +384,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *others: Any) -> Any:
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _objection(
+def unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
 ) -> str | None:
     if not q.dtype == k.dtype == v.dtype or q.dtype not in TYPES:
@@ -391,10 +393,11 @@ def _objection(
         return "tokens must lie one after another, their channels together"
     if q.shape[2] > MOST_CHANNELS * heads:
         return f"a head must have at most {MOST_CHANNELS} channels, got {q.shape[2] // heads}"
-    return why_not_here(q)
+    return device_unsupported_reason(q)
 
 
-@attend_mixed.kernel("triton", _objection)
-def _fused(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float) -> Tensor:
+def mixed_attention(
+    q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
+) -> Tensor:
     output: Tensor = _forward(q, k, v, mix, bias, heads, scale, eps)[0]
     return output

@@ -1,9 +1,9 @@
-"""A block's last norm, its addition and activation, and the projection of its branch to a state, in few passes.
+"""The last norm of a block, its addition and activation, and the projection of its branch to a state, in few passes.
 
 With y = (x - mean) / std * gamma + beta over the pixels, N rows of C channels:
 
     statistics   sums of x and x² by channel                                                         reads x
-    normaliser   mean and 1 / std, scale and shift with gamma and beta, the moving statistics
+    normaliser   mean and 1 / std, scale and shift with gamma and beta, the running statistics
     end          x' = ReLU(y + s), p = y Wᵀ                                             reads x, s; writes x', p
 
 and for the gradients g of x' and dp of p, with ds = g where x' > 0 and dy = ds + dp W:
@@ -13,7 +13,7 @@ and for the gradients g of x' and dp of p, with ds = g where x' > 0 and dy = ds 
     input        dx = (dy - mean(dy) - y^ mean(dy y^)) gamma / std                      reads ds, x, dp; writes dx
 
 y and dy are never stored. cuDNN and the elementwise kernels of eager PyTorch need eight passes over the map where the
-first two need three, and two more where the last two need seven.
+kernels of the forward pass need three, and nine where those of the backward pass need seven.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import WATCHED
+from ..dispatch import TRACED
 from ..once import once_differentiable
-from ..recurrence import objection_to_norm, residual_end
-from . import TYPES, number_types, pieces, run_kernel, tile, why_not_here
+from ..residual_end import unsupported_reason as shared_unsupported_reason
+from .runtime import TYPES, device_unsupported_reason, number_types, pieces, run_kernel, tile
 
 ROWS = 64  # pixels a program holds at once
 CHANNELS = 64  # channels it holds at once
@@ -68,7 +68,7 @@ def _statistics_kernel(
 
 @triton.jit
 def _sum_of_splits(
-    parts_ptr,  # [splits, stride]: `columns` of every row are summed
+    partial_ptr,  # [splits, stride]: `columns` of every row are summed
     columns,
     inside,
     splits,
@@ -79,9 +79,9 @@ def _sum_of_splits(
 ):
     total = tl.zeros([CHANNELS], ACC)
     for start in range(0, splits, SPLITS):
-        parts = start + tl.arange(0, SPLITS)
-        mask = (parts < splits)[:, None] & inside[None, :]
-        total += tl.sum(tl.load(parts_ptr + parts[:, None] * stride + columns[None, :], mask=mask, other=0.0), 0)
+        rows = start + tl.arange(0, SPLITS)
+        mask = (rows < splits)[:, None] & inside[None, :]
+        total += tl.sum(tl.load(partial_ptr + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0), 0)
     return total
 
 
@@ -160,7 +160,7 @@ def _end_kernel(
         if HAS_SHORTCUT:
             output += tl.load(shortcut_ptr + places, mask=mask, other=0.0).to(ACC)
         if RELU:
-            output = tl.where(output <= 0, 0.0, output)  # not a maximum, which would hide what is not a number
+            output = tl.where(output <= 0, 0.0, output)  # not a maximum, which would hide NaN
         tl.store(output_ptr + places, output.to(x.dtype), mask=mask)
         weight = tl.load(
             weight_ptr + states[None, :] * channels + columns[:, None],
@@ -203,8 +203,8 @@ def _reduce_kernel(
     inverse_std = tl.load(table_ptr + channels + columns, mask=inside, other=0.0)
     scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
     shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
-    of_state = (states < state)[:, None] & inside[None, :]
-    weight = tl.load(weight_ptr + states[:, None] * channels + columns[None, :], mask=of_state, other=0.0)
+    weight_mask = (states < state)[:, None] & inside[None, :]
+    weight = tl.load(weight_ptr + states[:, None] * channels + columns[None, :], mask=weight_mask, other=0.0)
     total = tl.zeros([CHANNELS], ACC)
     correlated = tl.zeros([CHANNELS], ACC)
     grad_weight = tl.zeros([STATE, CHANNELS], ACC)
@@ -231,13 +231,13 @@ def _reduce_kernel(
     tl.store(sums_ptr + (split * 2) * channels + columns, total, mask=inside)
     tl.store(sums_ptr + (split * 2 + 1) * channels + columns, correlated, mask=inside)
     places = (split * state + states)[:, None] * channels + columns[None, :]
-    tl.store(grad_weight_ptr + places, grad_weight, mask=of_state)
+    tl.store(grad_weight_ptr + places, grad_weight, mask=weight_mask)
 
 
 @triton.jit
 def _gradients_kernel(
     sums_ptr,  # [splits, 2, channels]
-    parts_ptr,  # [splits, state, channels]
+    partial_ptr,  # [splits, state, channels]: of the gradient of the weight
     grad_norm_ptr,  # [2, channels]: of beta and of gamma
     grad_weight_ptr,  # [state, channels]
     channels,
@@ -251,7 +251,7 @@ def _gradients_kernel(
     columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = columns < channels
     if row < state:
-        start = parts_ptr + row * channels
+        start = partial_ptr + row * channels
         total = _sum_of_splits(start, columns, inside, splits, state * channels, SPLITS, CHANNELS, ACC)
         tl.store(grad_weight_ptr + row * channels + columns, total, mask=inside)
     else:
@@ -324,7 +324,17 @@ def _splits(rows: int, channels: int, blocks: dict[str, Any]) -> int:
 class _ResidualEnd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, shortcut: Tensor | None, norm: Any, relu: bool
+        ctx: Any,
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        weight: Tensor,
+        shortcut: Tensor | None,
+        momentum: float,
+        eps: float,
+        relu: bool,
     ) -> tuple[Tensor, Tensor]:
         batch, channels, height, width = x.shape
         rows, state = batch * height * width, len(weight)
@@ -332,79 +342,95 @@ class _ResidualEnd(torch.autograd.Function):
         splits = _splits(rows, channels, blocks)
         chunks = pieces(channels, blocks["CHANNELS"])
         acc = torch.promote_types(x.dtype, torch.float32)
-        of_channels = {"CHANNELS": blocks["CHANNELS"], "ACC": blocks["ACC"]}
+        channel_blocks = {"CHANNELS": blocks["CHANNELS"], "ACC": blocks["ACC"]}
         sums = torch.empty((splits, 2, channels), device=x.device, dtype=acc)
-        run_kernel(_statistics_kernel, (chunks, splits), x, sums, rows, channels, splits, ROWS=ROWS, **of_channels)
+        run_kernel(_statistics_kernel, (chunks, splits), x, sums, rows, channels, splits, ROWS=ROWS, **channel_blocks)
         table = torch.empty((4, channels), device=x.device, dtype=acc)
         run_kernel(
             _normaliser_kernel, (chunks,),
-            x, sums, gamma, beta, norm.running_mean, norm.running_var, table, rows, channels, splits,
-            norm.eps, norm.momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **of_channels,
+            x, sums, gamma, beta, running_mean, running_var, table, rows, channels, splits,
+            eps, momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **channel_blocks,
         )  # fmt: skip
-        of_state = weight.detach().to(x.dtype).contiguous()
+        narrow_weight = weight.detach().to(x.dtype).contiguous()
         output = torch.empty_like(x)
         projected = torch.empty(
             (batch, state, height, width), device=x.device, dtype=x.dtype, memory_format=torch.channels_last
         )
         run_kernel(
             _end_kernel, (pieces(rows, ROWS),),
-            x, x if shortcut is None else shortcut, table, of_state, output, projected, rows, channels, state,
+            x, x if shortcut is None else shortcut, table, narrow_weight, output, projected, rows, channels, state,
             HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
         )  # fmt: skip
-        ctx.save_for_backward(x, output if relu else None, of_state, table)
-        ctx.kinds = (gamma.dtype, beta.dtype, weight.dtype, weight.shape, shortcut is not None)
+        ctx.save_for_backward(x, output if relu else None, narrow_weight, table)
+        ctx.dtypes_and_shapes = (gamma.dtype, beta.dtype, weight.dtype, weight.shape, shortcut is not None)
         ctx.relu = relu
         return output, projected
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_projected: Tensor) -> Any:  # type: ignore[override]
-        x, output, of_state, table = ctx.saved_tensors
-        gamma_dtype, beta_dtype, weight_dtype, weight_shape, has_shortcut = ctx.kinds
+        x, output, narrow_weight, table = ctx.saved_tensors
+        gamma_dtype, beta_dtype, weight_dtype, weight_shape, has_shortcut = ctx.dtypes_and_shapes
         grad = grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
         grad_projected = grad_projected.to(x.dtype).contiguous(memory_format=torch.channels_last)
         batch, channels, height, width = x.shape
-        rows, state = batch * height * width, len(of_state)
+        rows, state = batch * height * width, len(narrow_weight)
         blocks = _blocks(channels, state, x.dtype)
         splits = _splits(rows, channels, blocks)
         chunks = pieces(channels, blocks["CHANNELS"])
-        # without an activation the gradient passes to the shortcut as it is
+        # without an activation the gradient of the shortcut is that of the output
         grad_shortcut = torch.empty_like(x) if ctx.relu else grad
         sums = torch.empty((splits, 2, channels), device=x.device, dtype=table.dtype)
-        parts = torch.empty((splits, state, channels), device=x.device, dtype=table.dtype)
+        partial = torch.empty((splits, state, channels), device=x.device, dtype=table.dtype)
         run_kernel(
             _reduce_kernel, (chunks, splits),
-            grad, output if ctx.relu else grad, x, grad_projected, of_state, table, grad_shortcut, sums, parts,
+            grad, output if ctx.relu else grad, x, grad_projected, narrow_weight, table, grad_shortcut, sums, partial,
             rows, channels, state, splits, RELU=ctx.relu, **blocks,
         )  # fmt: skip
         grad_norm = torch.empty((2, channels), device=x.device, dtype=table.dtype)
         grad_weight = torch.empty(weight_shape, device=x.device, dtype=table.dtype)
         run_kernel(
             _gradients_kernel, (chunks, state + 2),
-            sums, parts, grad_norm, grad_weight, channels, state, splits,
+            sums, partial, grad_norm, grad_weight, channels, state, splits,
             SPLITS=SPLITS, CHANNELS=blocks["CHANNELS"], ACC=blocks["ACC"],
         )  # fmt: skip
         grad_x = torch.empty_like(x)
         run_kernel(
             _input_kernel, (pieces(rows, ROWS), chunks),
-            grad_shortcut, x, grad_projected, of_state, table, grad_norm, grad_x, rows, channels, state, **blocks,
+            grad_shortcut, x, grad_projected, narrow_weight, table, grad_norm, grad_x, rows, channels, state, **blocks,
         )  # fmt: skip
         return (
             grad_x,
             grad_norm[1].to(gamma_dtype),
             grad_norm[0].to(beta_dtype),
+            None,
+            None,
             grad_weight.to(weight_dtype),
             grad_shortcut if has_shortcut else None,
+            None,
             None,
             None,
         )
 
 
-def _objection(x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True) -> str | None:
+def unsupported_reason(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor,
+    shortcut: Tensor | None,
+    *,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    relu: bool = True,
+) -> str | None:
     if torch.compiler.is_compiling():
-        return "the compiler fuses the recomputing form itself"
+        return "torch.compile fuses the implementation for it"
     if x.is_meta:
-        return WATCHED
+        return TRACED
     maps = [x] if shortcut is None else [x, shortcut]
     if any(not map_.is_contiguous(memory_format=torch.channels_last) for map_ in maps):
         return "the maps must be channels_last"
@@ -414,15 +440,27 @@ def _objection(x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *,
         return f"the state must have at most {MOST_STATE_CHANNELS} channels, got {weight.shape[0]}"
     if x.dtype not in TYPES:
         return f"the maps must be of floating point, got {x.dtype}"
-    reason = why_not_here(x) or objection_to_norm(x, norm, weight)
-    if reason is None and not all(t.is_contiguous() for t in (norm.weight, norm.bias, *norm.buffers())):
+    norm = (norm_weight, norm_bias, running_mean, running_var)
+    reason = device_unsupported_reason(x) or shared_unsupported_reason(x, *norm, weight, shortcut, training=training)
+    if reason is None and not all(t.is_contiguous() for t in norm):
         return "the norm's weights and statistics must be contiguous"
     return reason
 
 
-@residual_end.kernel("triton", _objection)
-def _fused(
-    x: Tensor, norm: Any, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
+def residual_end(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor,
+    shortcut: Tensor | None,
+    *,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    relu: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    norm.num_batches_tracked.add_(1)
-    return _ResidualEnd.apply(x, norm.weight, norm.bias, weight, shortcut, norm, relu)
+    return _ResidualEnd.apply(
+        x, norm_weight, norm_bias, running_mean, running_var, weight, shortcut, momentum, eps, relu
+    )

@@ -1,8 +1,8 @@
-"""A depthwise convolution of kernel s + 1 and stride s in one pass over a channels_last map.
+"""Depthwise convolution of kernel s + 1 and stride s in one pass over a channels_last map.
 
-Forward, a program loads the window of one output pixel whole, [taps, channels], and sums over the taps. Backward, an
-input pixel belongs to one window, or, where it is the first of one in a direction, also to the one before. The weights'
-gradient is added up by programs that go through many windows each.
+In the forward pass a program loads the whole window of one output pixel, [taps, channels], and sums over the taps. In
+the backward pass an input pixel belongs to one window and, if it is the first pixel of that window in a direction, to
+the window before as well. The gradient of the weights is accumulated by programs that process many windows each.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..shrink import shrink
-from . import SLOTS, TYPES, Operator, pieces, power_of_2, run_kernel, why_not_here
+from .runtime import SLOTS, TYPES, Operator, device_unsupported_reason, pieces, power_of_2, run_kernel
 
 CHANNELS = 64  # of a program
 PIXELS = 64  # of a program of the input's gradient
 MOST_STRIDE = 8  # a window of 9 x 9
-PROGRAMS = 512  # for the weights' gradient
+PROGRAMS = 512  # of the weight's gradient
 
 
 @triton.jit
 def _window(
     x_ptr, image, i, j, c, height, width, channels, KERNEL: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr
 ):
-    """[TAPS, CHANNELS]: what the window of output pixel (i, j) reads; zero beyond the map."""
+    """Load the window of output pixel (i, j), [TAPS, CHANNELS], with zeros beyond the map."""
     t = tl.arange(0, TAPS)
     y = i * STRIDE - STRIDE // 2 + t // KERNEL
     x = j * STRIDE - STRIDE // 2 + t % KERNEL
@@ -125,7 +124,7 @@ def _constants(x: Tensor, stride: int) -> dict[str, Any]:
 
 
 def _by_tap(weight: Tensor) -> Tensor:
-    """[C, 1, k, k] as [k k, C], so that a tap of all channels is one run of memory."""
+    """Return [C, 1, k, k] as [k k, C], so that one tap of all channels is contiguous."""
     return weight.flatten(1).t().contiguous()
 
 
@@ -159,7 +158,7 @@ def _empty_result(x: Tensor, stride: int) -> Tensor:
 
 @partial(Operator, "shrink_backward")
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Gradients of x and weight."""
+    """Return the gradients of x and weight."""
     batch, channels, height, width = x.shape
     down, across = _sizes(x, stride)
     grad, by_tap = grad.to(x.dtype).contiguous(memory_format=torch.channels_last), _by_tap(weight)
@@ -199,7 +198,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> Any:
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _objection(x: Tensor, weight: Tensor, bias: Tensor, *, stride: int) -> str | None:
+def unsupported_reason(x: Tensor, weight: Tensor, bias: Tensor, *, stride: int) -> str | None:
     if not x.is_contiguous(memory_format=torch.channels_last):
         return "the map must be channels_last"
     if x.dtype not in TYPES:
@@ -208,9 +207,8 @@ def _objection(x: Tensor, weight: Tensor, bias: Tensor, *, stride: int) -> str |
         return f"expected a stride of 2 to {MOST_STRIDE} and one window of stride + 1 for each channel, got {stride=}"
     if min(_sizes(x, stride)) < 1:
         return f"the map of {x.shape[2]} x {x.shape[3]} is smaller than a window"
-    return why_not_here(x)
+    return device_unsupported_reason(x)
 
 
-@shrink.kernel("triton", _objection)
-def _fused(x: Tensor, weight: Tensor, bias: Tensor, *, stride: int) -> Tensor:
+def shrink(x: Tensor, weight: Tensor, bias: Tensor, *, stride: int) -> Tensor:
     return _forward(x, weight, bias, stride)

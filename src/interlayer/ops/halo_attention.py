@@ -1,4 +1,4 @@
-"""Blocked local self-attention: every block of queries reads its neighbourhood.
+"""Blocked local self-attention: every block of queries attends to its neighbourhood.
 
 Paper: Scaling Local Self-Attention for Parameter Efficient Visual Backbones (HaloNet), CVPR 2021, sections 2.1 and 2.2,
 Figures 1 and 2. The map is cut into blocks of b x b pixels. The queries of a block attend to the keys and values of the
@@ -14,31 +14,31 @@ where q_rows and q_cols are the first and second half of the query's channels an
     rel_rows, rel_cols   [2 (b + 2h) - 1, d / 2]: entry (b + 2h - 1) + (y - i)
     result [B, heads e, ceil(H / stride), ceil(W / stride)]
 
-Where the text leaves a choice: s = s' = 1 / sqrt(d), so position and content are scaled alike. Pixels beyond the image
-take no part (`mask_padding=False` gives them zero keys and values that do). A map that is no multiple of b ends with
-blocks that are cut off: they have fewer queries, and the neighbourhood of a whole block. Logits and softmax are in
-float32 (float64 for float64), but for the gathered implementation's position term, which is in the queries' type.
+Where the paper leaves a choice: s = s' = 1 / sqrt(d), so position and content are scaled alike. Pixels beyond the
+image are masked (`mask_padding=False` includes them with keys and values of zero). If the size of a map is not a
+multiple of b, its last blocks are cut off: they have fewer queries, and the neighbourhood of a whole block. Logits and
+softmax are computed in float32 (float64 for float64), except for the position term of the gathered implementation,
+which is computed in the dtype of the queries.
 
-`centered=True` is stand-alone self-attention's window (SASA): each query sees the keys at most h pixels away in both
-directions, whatever its block. A block as large as the map gives global attention.
+`centered=True` is the window of stand-alone self-attention (SASA): each query attends to the keys at most h pixels away
+in both directions, whatever its block. A block as large as the map gives global attention.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .autocast import without_autocast
-from .dispatch import Operation
+from .dispatch import Implementation, Operation, triton_implementation
 
 
 @dataclass(frozen=True)
 class HaloPlan:
-    """What `halo_attention` was asked for, its defaults filled in."""
+    """The options of `halo_attention`, with defaults filled in."""
 
     heads: int
     block: int
@@ -51,7 +51,7 @@ class HaloPlan:
 
     @property
     def window(self) -> int:
-        """Pixels of a neighbourhood in each direction."""
+        """The size of a neighbourhood in pixels, in each direction."""
         return self.block + 2 * self.halo
 
 
@@ -71,31 +71,37 @@ def halo_attention(
     scale: float | None = None,
     position_scale: float | None = None,
 ) -> Tensor:
-    """Attention of each block's queries to its neighbourhood; the module's docstring says all.
+    """Compute the attention of each block's queries to its neighbourhood.
+
+    See the module docstring for the equation and the shapes.
 
     Args:
-        q, k, v: queries, keys and values, [B, C, H, W] each; the queries of a strided layer are given subsampled.
-        rel_rows, rel_cols: tables of relative positions; None for attention by content alone.
-        heads: number of heads.
+        q: Queries, [B, C, H, W], already subsampled if there is a stride.
+        k: Keys, [B, C, H, W].
+        v: Values, [B, C', H, W].
+        rel_rows: The table of relative rows, or None for attention without positions.
+        rel_cols: The table of relative columns, or None for attention without positions.
+        heads: The number of heads.
         block: b.
         halo: h.
-        stride: pixels between queries.
-        centered: whether a query sees only keys at most `halo` pixels away.
-        mask_padding: whether pixels beyond the image are left out.
-        scale: of q · k; 1 / sqrt(d) unless given.
-        position_scale: of the position's term; that of q · k unless given.
+        stride: The number of pixels between queries.
+        centered: Whether a query attends only to keys at most `halo` pixels away.
+        mask_padding: Whether pixels beyond the image are masked.
+        scale: The scale s of q · k. Default: 1 / sqrt(d).
+        position_scale: The scale s' of the position term. Default: `scale`.
     """
     _check(q, k, v, rel_rows, rel_cols, heads, block, halo, stride)
     scale = (q.shape[1] // heads) ** -0.5 if scale is None else scale
     position_scale = scale if position_scale is None else position_scale
     plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
-    return attend(q, k, v, rel_rows, rel_cols, plan)
+    return halo_attention_operation(q, k, v, rel_rows, rel_cols, plan)
 
 
-@partial(Operation, name="halo_attention")
-def attend(q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan) -> Tensor:
-    """One block after another."""
-    with without_autocast(q):  # which would take the logits in a shorter type
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
+) -> Tensor:
+    """Computes one block after another."""
+    with without_autocast(q):  # which would compute the logits in a lower precision
         return _by_block(q, k, v, rel_rows, rel_cols, plan)
 
 
@@ -126,9 +132,13 @@ def _by_block(
             beside = key_cols - stride * cols[:, None]
             if rel_rows is not None and rel_cols is not None:
                 half = channels // 2
-                of_rows = torch.einsum("bhdij,iyd->bhijy", query[:, :, :half], rel_rows[window - 1 + below].to(dtype))
-                of_cols = torch.einsum("bhdij,jxd->bhijx", query[:, :, half:], rel_cols[window - 1 + beside].to(dtype))
-                logits = logits + plan.position_scale * (of_rows[..., None] + of_cols[..., None, :])
+                row_logits = torch.einsum(
+                    "bhdij,iyd->bhijy", query[:, :, :half], rel_rows[window - 1 + below].to(dtype)
+                )
+                col_logits = torch.einsum(
+                    "bhdij,jxd->bhijx", query[:, :, half:], rel_cols[window - 1 + beside].to(dtype)
+                )
+                logits = logits + plan.position_scale * (row_logits[..., None] + col_logits[..., None, :])
             allowed = torch.ones(len(rows), len(cols), window, window, dtype=torch.bool, device=q.device)
             if plan.mask_padding:
                 allowed &= ((key_rows >= 0) & (key_rows < height))[:, None] & (key_cols >= 0) & (key_cols < width)
@@ -153,7 +163,7 @@ def _check(
     halo: int,
     stride: int,
 ) -> None:
-    """Refuse what does not fit together, saying what was expected."""
+    """Raise an error if the arguments do not fit together."""
     if block < 1 or halo < 0 or stride < 1 or heads < 1:
         raise ValueError(
             f"expected block, stride and heads of at least 1 and halo of at least 0, got {block=}, {halo=}, {stride=}, "
@@ -185,18 +195,17 @@ def _check(
             )
 
 
-def _objection_to_gathered(
+def _gathered_unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
 ) -> str | None:
     fits = plan.block % plan.stride == 0
     return None if fits else f"expected a block divisible by the stride {plan.stride}, got {plan.block}"
 
 
-@attend.kernel("gathered", _objection_to_gathered)
 def _gathered(
     q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
 ) -> Tensor:
-    """The same for all blocks at once: neighbourhoods are gathered and given to scaled_dot_product_attention."""
+    """Computes all blocks at once: gathers the neighbourhoods for scaled_dot_product_attention."""
     heads, block, halo, stride, window = plan.heads, plan.block, plan.halo, plan.stride, plan.window
     height, width = k.shape[2:]
     side = block // stride  # queries of a block in each direction
@@ -218,9 +227,9 @@ def _gathered(
     if rel_rows is not None and rel_cols is not None:
         half = channels // 2
         near_rows, near_cols = (table[window - 1 + offsets].to(q.dtype) for table in (rel_rows, rel_cols))
-        of_rows = torch.einsum("bhnijd,iyd->bhnijy", queries[..., :half], near_rows)
-        of_cols = torch.einsum("bhnijd,jxd->bhnijx", queries[..., half:], near_cols)
-        bias = plan.position_scale * (of_rows[..., None] + of_cols[..., None, :]).flatten(3, 4).flatten(4)
+        row_logits = torch.einsum("bhnijd,iyd->bhnijy", queries[..., :half], near_rows)
+        col_logits = torch.einsum("bhnijd,jxd->bhnijx", queries[..., half:], near_cols)
+        bias = plan.position_scale * (row_logits[..., None] + col_logits[..., None, :]).flatten(3, 4).flatten(4)
     allowed = torch.ones(down, across, side, side, window, window, dtype=torch.bool, device=q.device)
     if plan.mask_padding:
         rows = places + block * torch.arange(down, device=q.device)[:, None]  # [down, window]: where the keys stand
@@ -230,7 +239,7 @@ def _gathered(
     if plan.centered:
         allowed &= (offsets.abs() <= halo)[:, None, :, None] & (offsets.abs() <= halo)[None, :, None, :]
     allowed = allowed.flatten(0, 1).flatten(1, 2).flatten(2)  # [blocks, side², window²]
-    allowed = allowed | ~allowed.any(-1, keepdim=True)  # queries that only fill up a block: cut off below
+    allowed = allowed | ~allowed.any(-1, keepdim=True)  # queries that only fill up a block: discarded below
     mask = bias.masked_fill(~allowed, float("-inf")) if bias.dim() > 1 else allowed
     result = F.scaled_dot_product_attention(
         queries.flatten(3, 4), neighbourhoods(k), neighbourhoods(v), attn_mask=mask, scale=plan.scale
@@ -238,3 +247,10 @@ def _gathered(
     result = result.unflatten(3, (side, side)).unflatten(2, (down, across))  # [B, heads, down, across, side, side, e]
     result = result.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4).flatten(1, 2)
     return result[:, :, : q.shape[2], : q.shape[3]]
+
+
+halo_attention_operation = Operation(
+    "halo_attention",
+    _reference,
+    [*triton_implementation("halo_attention"), Implementation("gathered", _gathered, _gathered_unsupported_reason)],
+)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from interlayer import backend, ops
+from interlayer.ops.feed_forward import column_sums, gelu_gradients
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DOUBLE = torch.float64 if DEVICE == "cpu" else torch.float32  # kernels take float64 in the interpreter alone
@@ -139,10 +140,10 @@ def test_the_fused_norm_under_autocast():
 @pytest.mark.parametrize("shape", [(5, 4), (1, 1), (700, 130), (3, 300)])
 def test_the_fused_gradients_of_gelu(shape):
     x, grad = draw(*shape), draw(*shape, seed=1)
-    expected = [t.double() for t in ops.tokens.gelu_gradients.reference(x.double(), grad.double())]
+    expected = [t.double() for t in gelu_gradients.reference(x.double(), grad.double())]
     with backend("triton"):
-        found = ops.tokens.gelu_gradients(x, grad.clone())
-        sums = ops.tokens.column_sums(grad)
+        found = gelu_gradients(x, grad.clone())
+        sums = column_sums(grad)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, **TOLERANCE)
     torch.testing.assert_close(sums.double(), grad.double().sum(0), **TOLERANCE)
@@ -151,7 +152,7 @@ def test_the_fused_gradients_of_gelu(shape):
 def test_sums_of_bfloat16_are_added_up_in_float32():
     x = torch.full((3000, 2), 0.01, dtype=torch.bfloat16, device=DEVICE)
     with backend("triton"):
-        sums = ops.tokens.column_sums(x)
+        sums = column_sums(x)
     torch.testing.assert_close(sums, x.double().sum(0).float(), rtol=1e-5, atol=0)
 
 

@@ -87,7 +87,7 @@ def test_a_gradient_from_another_layout():
 
 def test_few_images_of_many_tokens():
     """Are left to torch unless asked for by name: a program for each image would leave a GPU idle."""
-    from interlayer.ops._triton import broadcast as kernel
+    from interlayer.ops._triton import broadcast_context as kernel
 
     assert kernel._leaves_idle(torch.zeros(2, 4096, 64))
     assert not kernel._leaves_idle(torch.zeros(128, 4096, 64))

@@ -1,18 +1,18 @@
-"""Blocked local attention that reads neighbourhoods from the map: nothing is gathered, no attention weight is stored.
+"""Blocked local attention that reads neighbourhoods from the map: gathers nothing and stores no attention weights.
 
-A program holds a tile of queries of one block and one head and goes through the (b + 2h)² keys of its neighbourhood in
-chunks; keys outside the map, which a mask would hide, are left out. The maps are channels_last, so a pixel of a head is
-one run of memory.
+A program holds a tile of queries of one block and one head and iterates over the (b + 2h)² keys of its neighbourhood in
+chunks; keys outside the map, which would be masked, are skipped. The maps are channels_last, so the channels of a pixel
+and a head are contiguous.
 
-The position's term of query m and key n is A[m, row of n] + A[m, W + column of n], where A[m, r] = q_m · rel_rows[r -
-row of m], and the columns' entries follow behind the W rows'. A is made once for a tile of queries, by a product with
-both tables and a shift of each line, and spread over the keys by a product with M[n, ·], which is one at n's row and at
-n's column and zero elsewhere. In the backward pass the same product collects A's gradient.
+The position term of query m and key n is A[m, row of n] + A[m, W + column of n], where A[m, r] = q_m · rel_rows[r -
+row of m], and the entries of the columns follow those of the W rows. A is computed once for a tile of queries, by a
+product with both tables and a shift of each line, and expanded to the keys by a product with M[n, ·], which is one at
+n's row and at n's column and zero elsewhere. In the backward pass the same product accumulates the gradient of A.
 
-Softmax is taken in base 2: exp(x) = 2^(x log2 e), and `lse` is the base-2 logarithm of the sum. The backward pass
-computes the weights anew, transposed, so that gradients of keys and values need no further transposition. They are sums
-over the blocks that read a pixel, added up in float32 by atomic additions; their order, and so their last bits, can
-differ from run to run on a GPU.
+The softmax is computed in base 2: exp(x) = 2^(x log2 e), and `lse` is the base-2 logarithm of the sum. The backward
+pass recomputes the weights, transposed, so that the gradients of keys and values need no further transposition. These
+are sums over the blocks that read a pixel, accumulated in float32 by atomic additions; their order, and so their last
+bits, can differ from run to run on a GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ..halo import HaloPlan, attend
-from . import (
+from ..halo_attention import HaloPlan
+from .runtime import (
     LAUNCHES,
     LEAST_CHANNELS,
     LOG2_E,
@@ -37,13 +37,13 @@ from . import (
     TYPES,
     Launch,
     Operator,
+    device_unsupported_reason,
     number_types,
     pieces,
     product,
     run_fitting,
     run_kernel,
     tile,
-    why_not_here,
 )
 
 MOST_CHANNELS = 256  # of a head
@@ -54,7 +54,7 @@ RECIPROCAL = tl.constexpr(1 << 20)
 
 
 def _forward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
-    """By what was fastest on an H200 for blocks of 8, 10 and 12 and heads of 16 to 256 channels."""
+    """The fastest on an H200 for blocks of 8, 10 and 12 and heads of 16 to 256 channels."""
     if queries <= 64:
         return (Launch(64, 32, 2, 3), *LAUNCHES) if channels <= 64 else LAUNCHES
     if channels > 128:
@@ -142,21 +142,22 @@ def _table_entries(half: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr
     """
     t = tl.arange(0, 2 * TABLE)[:, None]
     c = tl.arange(0, CHANNELS)[None, :]
-    of_rows = (t < 2 * WINDOW - 1) & (c < half)
-    of_cols = (t >= TABLE) & (t < TABLE + 2 * WINDOW - 1) & (c >= half) & (c < 2 * half)
-    return t * half + c, of_rows, (t - TABLE) * half + c - half, of_cols
+    row_mask = (t < 2 * WINDOW - 1) & (c < half)
+    col_mask = (t >= TABLE) & (t < TABLE + 2 * WINDOW - 1) & (c >= half) & (c < 2 * half)
+    return t * half + c, row_mask, (t - TABLE) * half + c - half, col_mask
 
 
 @triton.jit
 def _load_tables(
     rows_ptr, cols_ptr, half: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr, CHANNELS: tl.constexpr
 ):
-    in_rows, of_rows, in_cols, of_cols = _table_entries(half, WINDOW, TABLE, CHANNELS)
-    return tl.load(rows_ptr + in_rows, mask=of_rows, other=0.0) + tl.load(cols_ptr + in_cols, mask=of_cols, other=0.0)
+    row_places, row_mask, col_places, col_mask = _table_entries(half, WINDOW, TABLE, CHANNELS)
+    rows = tl.load(rows_ptr + row_places, mask=row_mask, other=0.0)
+    return rows + tl.load(cols_ptr + col_places, mask=col_mask, other=0.0)
 
 
 @triton.jit
-def _of_positions(
+def _position_products(
     q, tables, row_offset, col_offset,
     HALO: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr, WINDOWS: tl.constexpr,
     ACC: tl.constexpr, DOT: tl.constexpr,
@@ -172,7 +173,7 @@ def _of_positions(
 
 @triton.jit
 def _to_entries(
-    of_places, row_offset, col_offset,
+    grad_places, row_offset, col_offset,
     HALO: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
     """[QUERIES, 2 TABLE] of A's gradient [QUERIES, 2 WINDOWS]: the shift of each line undone."""
@@ -182,7 +183,7 @@ def _to_entries(
     place = tl.where(is_col, t - TABLE, t) - (WINDOW - 1) + HALO + offset
     there = (place >= 0) & (place < WINDOW)
     place = tl.minimum(tl.maximum(place, 0), WINDOWS - 1) + tl.where(is_col, WINDOWS, 0)
-    return tl.where(there, tl.gather(of_places, place, 1), 0.0)
+    return tl.where(there, tl.gather(grad_places, place, 1), 0.0)
 
 
 @triton.jit
@@ -215,7 +216,7 @@ def _forward_kernel(
     q = _load(q_ptr, pixel, inside, head, heads, channels, CHANNELS)
     if RELATIVE:
         tables = _load_tables(rows_ptr, cols_ptr, channels // 2, WINDOW, TABLE, CHANNELS)
-        positions = _of_positions(q, tables, row_offset, col_offset, HALO, WINDOW, TABLE, WINDOWS, ACC, DOT)
+        positions = _position_products(q, tables, row_offset, col_offset, HALO, WINDOW, TABLE, WINDOWS, ACC, DOT)
         positions = (positions * position_ratio).to(DOT)
     largest = tl.full([QUERIES], float("-inf"), ACC)
     total = tl.zeros([QUERIES], ACC)
@@ -280,9 +281,9 @@ def _backward_kernel(
     grad_q = tl.zeros([QUERIES, CHANNELS], ACC)
     if RELATIVE:
         tables = _load_tables(rows_ptr, cols_ptr, channels // 2, WINDOW, TABLE, CHANNELS)
-        positions = _of_positions(q, tables, row_offset, col_offset, HALO, WINDOW, TABLE, WINDOWS, ACC, DOT)
+        positions = _position_products(q, tables, row_offset, col_offset, HALO, WINDOW, TABLE, WINDOWS, ACC, DOT)
         positions = (positions * position_ratio).to(DOT)
-        of_places = tl.zeros([QUERIES, 2 * WINDOWS], ACC)
+        grad_places = tl.zeros([QUERIES, 2 * WINDOWS], ACC)
     c = tl.arange(0, CHANNELS)[None, :]
     e = tl.arange(0, VALUES)[None, :]
     first_row, rows = _extent(block_row, height, BLOCK, HALO, WINDOW, MASKED)
@@ -313,15 +314,15 @@ def _backward_kernel(
         tl.atomic_add(grad_k_ptr + at * channels + c, grad_k, mask=key_inside[:, None] & (c < channels), sem="relaxed")
         grad_q += product(tl.trans(grad_s), k, ACC, DOT)
         if RELATIVE:
-            of_places += product(tl.trans(grad_s), marks, ACC, DOT)
+            grad_places += product(tl.trans(grad_s), marks, ACC, DOT)
     if RELATIVE:
-        of_entries = _to_entries(of_places, row_offset, col_offset, HALO, WINDOW, TABLE, WINDOWS) * position_ratio
-        grad_q += product(of_entries, tables, ACC, DOT)
-        collected = product(tl.trans(of_entries), q, ACC, DOT) * scale
-        in_rows, of_rows, in_cols, of_cols = _table_entries(channels // 2, WINDOW, TABLE, CHANNELS)
+        grad_entries = _to_entries(grad_places, row_offset, col_offset, HALO, WINDOW, TABLE, WINDOWS) * position_ratio
+        grad_q += product(grad_entries, tables, ACC, DOT)
+        collected = product(tl.trans(grad_entries), q, ACC, DOT) * scale
+        row_places, row_mask, col_places, col_mask = _table_entries(channels // 2, WINDOW, TABLE, CHANNELS)
         slot = (tl.program_id(0) % SLOTS) * (2 * WINDOW - 1) * (channels // 2)
-        tl.atomic_add(grad_rows_ptr + slot + in_rows, collected, mask=of_rows, sem="relaxed")
-        tl.atomic_add(grad_cols_ptr + slot + in_cols, collected, mask=of_cols, sem="relaxed")
+        tl.atomic_add(grad_rows_ptr + slot + row_places, collected, mask=row_mask, sem="relaxed")
+        tl.atomic_add(grad_cols_ptr + slot + col_places, collected, mask=col_mask, sem="relaxed")
     places = (pixel * heads + head)[:, None] * channels + c
     tl.store(
         grad_q_ptr + places, (grad_q * scale).to(grad_q_ptr.dtype.element_ty), mask=inside[:, None] & (c < channels)
@@ -335,7 +336,7 @@ def _run(
     plan: HaloPlan,
     relative: bool,
 ) -> None:
-    """Start a kernel for every block, head and tile of queries, cut up in the first way that fits the GPU."""
+    """Launch a kernel for every block, head and tile of queries, with the first launch parameters that fit the GPU."""
     q, k, v = tensors[:3]
     batch, _, height, width = k.shape
     channels, value_channels = k.shape[1] // plan.heads, v.shape[1] // plan.heads
@@ -388,10 +389,7 @@ def _forward(
     scale: float,
     position_scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The result, and for every query and head the base-2 logarithm of its softmax's denominator.
-
-    An operator of torch's, so that torch.compile takes it as it is.
-    """
+    """Return the result, and the base-2 logarithm of the softmax's denominator for every query and head."""
     plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
     output, lse = _empty_results(q, v, heads)
     relative = rel_rows is not None
@@ -431,7 +429,7 @@ def _backward(
     scale: float,
     position_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and both tables; of tables that are not there, nothing of size 0."""
+    """Return the gradients of q, k, v and both tables; those of tables that are None are empty tensors."""
     plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
     relative = rel_rows is not None
     grad = grad.to(output.dtype).contiguous(memory_format=torch.channels_last)
@@ -441,21 +439,21 @@ def _backward(
     grad_rows, grad_cols = (lse.new_zeros((SLOTS.value, *t.shape) if relative else (1, 0)) for t in (rows, cols))
     tensors = (q, k, v, rows, cols, output, lse, grad, grad_q, grad_k, grad_v, grad_rows, grad_cols)
     _run(_backward_kernel, _backward_launches, tensors, plan, relative)
-    of_tables = (g.sum(0).to(t.dtype) for g, t in ((grad_rows, rows), (grad_cols, cols)))
-    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *of_tables  # type: ignore[return-value]
+    grad_tables = (g.sum(0).to(t.dtype) for g, t in ((grad_rows, rows), (grad_cols, cols)))
+    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *grad_tables  # type: ignore[return-value]
 
 
 @_backward.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rel_rows: Any, rel_cols: Any, *rest: Any) -> tuple[Tensor, ...]:
-    of_tables = (q.new_empty(0) if table is None else torch.empty_like(table) for table in (rel_rows, rel_cols))
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *of_tables
+    grad_tables = (q.new_empty(0) if table is None else torch.empty_like(table) for table in (rel_rows, rel_cols))
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *grad_tables
 
 
 @register_flop_formula(torch.ops.interlayer.halo_attention)
 def _flops(
     q: Any, k: Any, v: Any, rows: Any, cols: Any, heads: int, block: int, halo: int, *plan: Any, **_: Any
 ) -> int:
-    """Of q · k and of the weighted sum of values; shapes stand for the maps."""
+    """Counts q · k and the weighted sum of values. Shapes are passed instead of the tensors."""
     return 2 * q[0] * q[2] * q[3] * (block + 2 * halo) ** 2 * (k[1] + v[1])
 
 
@@ -463,7 +461,7 @@ def _flops(
 def _backward_flops(
     grad: Any, q: Any, k: Any, v: Any, rows: Any, cols: Any, output: Any, lse: Any, *plan: Any, **_: Any
 ) -> int:
-    """Of the weights once more and of four products."""
+    """Counts the recomputed weights and four products."""
     return 2 * q[0] * q[2] * q[3] * (plan[1] + 2 * plan[2]) ** 2 * (3 * k[1] + 2 * v[1])
 
 
@@ -486,7 +484,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> An
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _objection(
+def unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
 ) -> str | None:
     if any(not map_.is_contiguous(memory_format=torch.channels_last) for map_ in (q, k, v)):
@@ -504,9 +502,10 @@ def _objection(
         return f"tables of a neighbourhood {plan.window} pixels wide are too large for heads of {widest} channels"
     if plan.scale == 0:
         return "the products of queries and keys must count: scale is 0"
-    return why_not_here(q)
+    return device_unsupported_reason(q)
 
 
-@attend.kernel("triton", _objection)
-def _fused(q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan) -> Tensor:
+def halo_attention(
+    q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
+) -> Tensor:
     return _forward(q, k, v, rel_rows, rel_cols, *astuple(plan))[0]

@@ -1,6 +1,6 @@
-"""Context broadcasting by one kernel: a program holds all tokens of one image and some channels.
+"""Context broadcasting in one kernel: a program holds all tokens of one image and some of the channels.
 
-Both forms are y = a x + w ⊙ mean x, with a = w = 1/2 or a = 1 and w = Λ; a = 1 and w = -1 takes the average off. The
+Both forms are y = a x + w ⊙ mean x, with a = w = 1/2 or a = 1 and w = Λ; a = 1 and w = -1 subtracts the average. The
 matrix of this map is symmetric, so the gradient of x is the same map of the gradient of y, and that of Λ is N times the
 product of both averages, summed over the images.
 """
@@ -15,24 +15,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..broadcast import share_average
-from ..dispatch import asked_for
+from ..dispatch import is_chosen, operation_named
 from ..once import once_differentiable
-from . import TYPES, pieces, run_kernel, tile, why_not_these
+from .runtime import TYPES, pieces, run_kernel, tile, tokens_unsupported_reason
 
 CHANNELS = 64  # of a program
-MOST_HELD = 256  # tokens that a program keeps while it averages; more are read twice
+MOST_HELD = 256  # tokens that a program keeps while it averages; if there are more, they are read twice
 HALVES, ADDED = (0.5, 0.5), (1.0, 1.0)  # a and w without Λ, of CB and CB_S
-LEAST_PROGRAMS = 128  # of those that read many tokens: fewer would leave a GPU idle
+LEAST_PROGRAMS = 128  # for images of many tokens: fewer would leave a GPU idle
 
 
 @triton.jit
-def _share_kernel(
+def _broadcast_kernel(
     x_ptr,  # [batch, tokens, channels], tokens row_stride apart
     scale_ptr,  # [channels]
     output_ptr,  # [batch, tokens, channels]
     average_ptr,  # [batch, channels]
-    tokens, channels, row_stride, kept, shared,
+    tokens, channels, row_stride, own_factor, average_factor,
     SCALED: tl.constexpr, HELD: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
@@ -50,21 +49,21 @@ def _share_kernel(
             total += tl.sum(tl.load(x_ptr + start * row_stride, mask=mask, other=0.0).to(ACC), 0)
     average = total / tokens
     tl.store(average_ptr + image * channels + c, average, mask=c < channels)
-    share = average * shared
+    context = average * average_factor
     if SCALED:
-        share *= tl.load(scale_ptr + c, mask=c < channels, other=0.0).to(ACC)
-    y = x * kept + share[None, :]
+        context *= tl.load(scale_ptr + c, mask=c < channels, other=0.0).to(ACC)
+    y = x * own_factor + context[None, :]
     tl.store(output_ptr, y.to(output_ptr.dtype.element_ty), mask=(n < tokens)[:, None] & within)
     if not HELD:
         for start in range(TOKENS, tokens, TOKENS):
             mask = (start + n < tokens)[:, None] & within
             x = tl.load(x_ptr + start * row_stride, mask=mask, other=0.0).to(ACC)
-            y = x * kept + share[None, :]
+            y = x * own_factor + context[None, :]
             tl.store(output_ptr + start * channels, y.to(output_ptr.dtype.element_ty), mask=mask)
 
 
-def _share(x: Tensor, scale: Tensor | None, kept: float, shared: float) -> tuple[Tensor, Tensor]:
-    """kept x + shared scale ⊙ average, and the average of each image's tokens."""
+def _broadcast(x: Tensor, scale: Tensor | None, own_factor: float, average_factor: float) -> tuple[Tensor, Tensor]:
+    """Return own_factor x + average_factor scale ⊙ average, and the average of each image's tokens."""
     batch, channels = x.shape[0], x.shape[-1]
     tokens = math.prod(x.shape[1:-1])
     held = tile(tokens) <= MOST_HELD
@@ -72,53 +71,55 @@ def _share(x: Tensor, scale: Tensor | None, kept: float, shared: float) -> tuple
     accumulate = torch.promote_types(x.dtype, torch.float32)
     average = torch.empty((batch, channels), device=x.device, dtype=accumulate)
     run_kernel(
-        _share_kernel, (batch, pieces(channels, CHANNELS)),
-        x, x if scale is None else scale.contiguous(), output, average, tokens, channels, x.stride(-2), kept, shared,
+        _broadcast_kernel, (batch, pieces(channels, CHANNELS)),
+        x, x if scale is None else scale.contiguous(), output, average, tokens, channels, x.stride(-2),
+        own_factor, average_factor,
         SCALED=scale is not None, HELD=held, TOKENS=tile(tokens) if held else 64, CHANNELS=CHANNELS,
         ACC=TYPES[accumulate], num_warps=8 if held else 4,
     )  # fmt: skip
     return output, average
 
 
-def without_average(x: Tensor) -> Tensor:
-    """Tokens [B, N, C] less the average of their image's, which is taken in float32 at least."""
-    return _share(x, None, 1.0, -1.0)[0]
+def subtract_average(x: Tensor) -> Tensor:
+    """Tokens [B, N, C] less the average token of their image, which is accumulated in float32 at least."""
+    return _broadcast(x, None, 1.0, -1.0)[0]
 
 
-class _Share(torch.autograd.Function):
+class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor | None) -> Tensor:
-        output, average = _share(x, scale, *(HALVES if scale is None else ADDED))
+        output, average = _broadcast(x, scale, *(HALVES if scale is None else ADDED))
         ctx.save_for_backward(*(() if scale is None else (scale, average)))
         ctx.scaled = scale is not None
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _scaled_gradients(ctx, grad) if ctx.scaled else (share_average(grad.contiguous(), None), None)
+        if ctx.scaled:
+            return _scaled_gradients(ctx, grad)
+        return operation_named("broadcast_context")(grad.contiguous(), None), None
 
 
 @once_differentiable
 def _scaled_gradients(ctx: Any, grad: Tensor) -> Any:
     scale, average = ctx.saved_tensors
-    grad_x, grad_average = _share(grad.contiguous(), scale, *ADDED)
+    grad_x, grad_average = _broadcast(grad.contiguous(), scale, *ADDED)
     tokens = math.prod(grad.shape[1:-1])
     return grad_x, (average * grad_average).sum(0).mul_(tokens).to(scale.dtype)
 
 
 def _leaves_idle(x: Tensor) -> bool:
-    """Whether few programs would go through many tokens each."""
+    """Whether a few programs would process many tokens each."""
     programs = x.shape[0] * pieces(x.shape[-1], CHANNELS)
     return math.prod(x.shape[1:-1]) > MOST_HELD and programs < LEAST_PROGRAMS
 
 
-def _objection(x: Tensor, scale: Tensor | None) -> str | None:
-    objection = why_not_these(x, scale)
-    if objection is None and _leaves_idle(x) and not asked_for("triton"):
+def unsupported_reason(x: Tensor, scale: Tensor | None) -> str | None:
+    reason = tokens_unsupported_reason(x, scale)
+    if reason is None and _leaves_idle(x) and not is_chosen("triton"):
         return "for few images of many tokens torch's own kernels are faster"
-    return objection
+    return reason
 
 
-@share_average.kernel("triton", _objection)
-def _fused(x: Tensor, scale: Tensor | None) -> Tensor:
-    return _Share.apply(x, scale)
+def broadcast_context(x: Tensor, scale: Tensor | None) -> Tensor:
+    return _Broadcast.apply(x, scale)

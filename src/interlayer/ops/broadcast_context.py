@@ -1,4 +1,4 @@
-"""Every token is given a share of the average token.
+"""Context broadcasting: the average token is added to every token.
 
 Paper: Scratching Visual Transformer's Back with Uniform Attention, ICCV 2023, section 3.2.
 
@@ -16,26 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import Operation
+from .dispatch import Operation, triton_implementation
 
 
 def broadcast_context(x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """CB of the tokens, or CB_S where a scale is given; the module's docstring says all."""
+    """Compute CB, or CB_S if a scale is given.
+
+    See the module docstring for the equations.
+
+    Args:
+        x: Tokens, [B, N, C] or [B, H, W, C].
+        scale: Λ, [C], or None for CB.
+    """
     if x.dim() < 3:
         raise ValueError(f"expected tokens of [B, N, C] or [B, H, W, C], got {tuple(x.shape)}")
     if scale is not None and tuple(scale.shape) != (x.shape[-1],):
         raise ValueError(f"expected a scale for each of {x.shape[-1]} channels, got {tuple(scale.shape)}")
-    return share_average(x, scale)
+    return broadcast_context_operation(x, scale)
 
 
-@Operation
-def share_average(x: Tensor, scale: Tensor | None) -> Tensor:
-    """The average in one pass over the tokens, the sum in another."""
-    return _Broadcast.apply(x) if scale is None else give(x, _average(x), scale)
+def _reference(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Averages the tokens in one pass and adds the average in another."""
+    return _Broadcast.apply(x) if scale is None else add_average(x, _average(x), scale)
 
 
-def give(x: Tensor, average: Tensor, scale: Tensor | None) -> Tensor:
-    """Tokens with their share of an average that is given."""
+def add_average(x: Tensor, average: Tensor, scale: Tensor | None) -> Tensor:
+    """Combine tokens with an average that is given: CB, or CB_S if a scale is given."""
     return torch.lerp(x, average, 0.5) if scale is None else torch.addcmul(x, scale.to(x.dtype), average)
 
 
@@ -44,13 +50,13 @@ def _average(x: Tensor) -> Tensor:
 
 
 class _Broadcast(torch.autograd.Function):
-    """Eq. 1. It is linear and its matrix symmetric, so gradients go through it as tokens do."""
+    """Eq. 1. The map is linear and its matrix symmetric, so its backward pass is the map itself."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return give(x, _average(x), None)
+        return add_average(x, _average(x), None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -59,3 +65,6 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         return _Broadcast.apply(grad)
+
+
+broadcast_context_operation = Operation("broadcast_context", _reference, triton_implementation("broadcast_context"))

@@ -1,0 +1,174 @@
+"""How a kernel is launched and made an operator of torch's, and what all kernels share: dtypes, tiles and limits."""
+
+import os
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..dispatch import TRACED, is_chosen
+from ..once import once_differentiable
+
+TYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+LOG2_E = tl.constexpr(1.4426950408889634)
+SLOTS = tl.constexpr(64)  # copies of a gradient that all programs add to, so that few add to one address at a time
+TOKEN_PROGRAMS = 8 if INTERPRETED else 1056  # of sums over tokens: eight for each multiprocessor of an H200
+LEAST_ELEMENTS = 2**22  # of tokens: for fewer, torch's own kernels take less time to launch
+LEAST_CHANNELS = 32  # of a tile: for 16, Triton 3.6 reads from a wrong address in matrix products on Hopper
+
+
+def number_types(dtype: torch.dtype) -> dict[str, tl.dtype]:
+    """The dtypes in which a kernel accumulates, ACC, and multiplies tiles, DOT.
+
+    The interpreter does not support matrix products of bfloat16.
+    """
+    accumulate = TYPES[torch.promote_types(dtype, torch.float32)]
+    return {"ACC": accumulate, "DOT": accumulate if INTERPRETED else TYPES[dtype]}
+
+
+@triton.jit
+def product(a, b, ACC: tl.constexpr, DOT: tl.constexpr):
+    """Matrix product of tiles in the dtype DOT, accumulated in ACC."""
+    return tl.dot(a.to(DOT), b.to(DOT), input_precision="ieee", out_dtype=ACC)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launch parameters of an attention kernel.
+
+    Args:
+        queries: The largest number of queries of a program.
+        keys: The largest number of keys loaded at once.
+        warps: Triton's num_warps.
+        stages: Triton's num_stages.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# From large to small: if a GPU has too little shared memory for one, the next is used.
+LAUNCHES = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), Launch(16, 16, 4, 1))
+PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None)}  # types without a __torch_dispatch__
+_FITTING: dict[Hashable, int] = {}  # the index of the launch that fits, by kernel and constants
+
+
+def run_fitting(key: Hashable, launches: tuple[Launch, ...], run: Callable[[Launch], None]) -> None:
+    """Run a kernel with the first launch parameters that fit the GPU, which are remembered for the `key`."""
+    for number in range(_FITTING.get(key, 0), len(launches)):
+        try:
+            run(launches[number])
+        except triton.OutOfResources:
+            if number == len(launches) - 1:
+                raise
+        else:
+            _FITTING[key] = number
+            return
+
+
+class Operator:
+    """An operator registered with torch, so that torch.compile and FLOP counters see a single operator.
+
+    Where operators are not traced the function is called directly: torch's dispatch to an operator written in Python
+    takes longer than a small kernel runs. Used as a decorator, with the operator's name.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.registered = torch.library.custom_op(f"interlayer::{name}", mutates_args=())(function)
+        self.register_fake = self.registered.register_fake
+        self._direct = function
+
+    def register_autograd(self, differentiate: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
+        """Like `torch.library.register_autograd`, for a gradient that cannot be differentiated again."""
+        backward, function = once_differentiable(differentiate), self._direct
+        self.registered.register_autograd(backward, setup_context=setup_context)
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            output = function(*args)
+            setup_context(ctx, args, output)
+            return output
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self._direct = type(self.name, (torch.autograd.Function,), methods).apply  # type: ignore[attr-defined]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.registered(*args) if is_traced(*args) else self._direct(*args)
+
+
+def is_traced(*args: Any) -> bool:
+    """Whether operators on these tensors are seen by a compiler, a tracer, a torch_dispatch mode or a transform."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or not all(type(x) in PLAIN for x in args)
+        or args[0].is_meta
+        or torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of grad(is_grads_batched=True)
+    )
+
+
+def tokens_unsupported_reason(x: Tensor, *others: Any) -> str | None:
+    """Why a kernel that is not a registered operator does not support tokens x with these arguments, or None."""
+    if is_traced(x, *others):  # before any size is read, which would add a guard to the graph
+        return TRACED
+    if not x.numel():
+        return "there are no tokens"
+    if not x.is_contiguous():
+        return "tokens must lie one after another"
+    if x.dtype not in TYPES:
+        return f"tokens must be of a floating-point type, got {x.dtype}"
+    return device_unsupported_reason(x)
+
+
+def small_unsupported_reason(x: Tensor) -> str | None:
+    """Why a kernel that is faster for large tensors alone is not used, or None."""
+    if x.numel() < LEAST_ELEMENTS and not is_chosen("triton"):
+        return f"for less than {LEAST_ELEMENTS} elements torch's own kernels are as fast"
+    return None
+
+
+def device_unsupported_reason(x: Tensor) -> str | None:
+    """Why Triton does not support the tensor's device or dtype, or None."""
+    by_name = is_chosen("triton") and (INTERPRETED or x.is_meta)  # the interpreter is slow: never under "auto"
+    if x.device.type != "cuda" and not by_name:
+        return f"Triton needs a GPU, got a tensor on {x.device.type}"
+    if x.dtype.itemsize == 8 and not INTERPRETED:
+        return "float64 is computed by the reference"
+    return None
+
+
+def tile(number: int, most: int | None = None) -> int:
+    """The smallest power of two that is at least `number` and 16, which a matrix product needs, and at most `most`."""
+    size = max(16, power_of_2(number))
+    return size if most is None else min(size, most)
+
+
+# Triton's own versions are functions of its language too, which makes them slow to call from Python.
+def power_of_2(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def pieces(number: int, size: int) -> int:
+    """`number` divided by `size`, rounded up."""
+    return -(-number // size)
+
+
+def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Launch a kernel on the GPU of its first tensor."""
+    with torch.cuda.device_of(args[0]):
+        kernel[grid](*args, **constants)

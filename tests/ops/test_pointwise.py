@@ -1,0 +1,23 @@
+"""Were these wrong, a 1x1 convolution would compute something else inside of torch.compile."""
+
+import pytest
+import torch
+from operation_tester import DEVICE, DOUBLE
+from torch import nn
+
+from interlayer import ops
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_a_pointwise_convolution_is_one_when_compiled_too(memory_format):
+    """There it is a product over pixels: result and gradients must be the convolution's."""
+    x = torch.randn(2, 5, 3, 4, dtype=DOUBLE, device=DEVICE).contiguous(memory_format=memory_format)
+    weight = torch.randn(7, 5, 1, 1, dtype=DOUBLE, device=DEVICE)
+    found = []
+    for function in (nn.functional.conv2d, torch.compile(ops.pointwise, backend="aot_eager", fullgraph=True)):
+        leaves = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in (x, weight)]
+        result = function(*leaves)
+        result.square().sum().backward()
+        found.append([result.detach(), *(t.grad for t in leaves)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
