@@ -57,9 +57,9 @@ def convert(
 
 def _pair(entry: str) -> tuple[str, object]:
     """KEY=VALUE, the value read as a recipe reads it."""
-    from interlayer.training.recipe import parsed
+    from interlayer.models.build import parse_value
 
     key, equals, value = entry.partition("=")
     if not key or not equals:
         raise ValueError(f"--option expects KEY=VALUE, got {entry!r}")
-    return key, parsed(value)
+    return key, parse_value(value)
