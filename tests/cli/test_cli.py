@@ -86,7 +86,7 @@ def test_plot_of_shared_weights(tmp_path):
 
 def test_tables_exits_1_on_a_difference():
     program = (
-        "import interlayer.analysis.tables as t; "
+        "import interlayer.papers.tables as t; "
         "t.TABLES['mrla'] = lambda: [t.PaperRow('1', 'wrong', 'resnet18', 12.9, 1.8)]; "
         "import sys; sys.argv = ['interlayer', 'tables', 'mrla']; from interlayer_cli.app import main; main()"
     )

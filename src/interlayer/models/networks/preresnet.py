@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from ...hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from ..config import cifar_config, register_network
 from .classifier import StagedClassifier
-from .config import cifar_config, register_network
 
 
 class PreActBlock(PartedBlock):

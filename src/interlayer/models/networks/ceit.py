@@ -19,8 +19,8 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
+from ..config import default_config
 from .classifier import Classifier
-from .config import default_config
 
 Grid = tuple[int, int]
 

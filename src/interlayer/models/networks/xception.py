@@ -24,9 +24,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from ...hosts.residual import Gate, PartedBlock, Parts, conv_like, plus, projection
+from ..config import cifar_config, register_network
 from .classifier import StagedClassifier
-from .config import cifar_config, register_network
 
 
 class SeparableConv(nn.Module):
