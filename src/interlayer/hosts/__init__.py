@@ -2,13 +2,11 @@
 
 from .attach import (
     MECHANISMS,
-    LoadReport,
     as_wide_as,
     attach,
     attached_blocks,
     attached_mechanisms,
     detach,
-    load_backbone,
     options_of,
 )
 from .probe import AttachError, evaluating, probe_image
@@ -18,7 +16,6 @@ from .stages import find_stages
 __all__ = [
     "MECHANISMS",
     "AttachError",
-    "LoadReport",
     "as_wide_as",
     "attach",
     "attached_blocks",
@@ -27,7 +24,6 @@ __all__ = [
     "evaluating",
     "find_stages",
     "hand_to_replaced",
-    "load_backbone",
     "names_of_replaced",
     "options_of",
     "probe_image",

@@ -36,6 +36,9 @@ class ContextBroadcast(nn.Module):
         scaled: CB_S instead of CB.
     """
 
+    title = "context broadcasting"
+    placement_options = ("where", "blocks")  # without tensors, a file could not tell its places: they are compared
+
     def __init__(self, channels: int | None = None, *, scaled: bool = False) -> None:
         super().__init__()
         expect_flag("scaled", scaled)

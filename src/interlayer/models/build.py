@@ -16,7 +16,7 @@ from torch import nn
 from .. import hosts
 from ..hosts.probe import reason
 from .registry import backbone_of, check_name
-from .weights import start_from
+from .weights import classifier_parameters, start_from
 
 
 class ModelError(ValueError):
@@ -123,7 +123,7 @@ def build_network(
     if weights:
         start_from(network, weights)
     if zero_head:
-        for parameter in network.get_classifier().parameters():  # type: ignore[operator]
+        for parameter in classifier_parameters(network):
             nn.init.zeros_(parameter)
     if batch_norm_momentum is not None:
         for module in network.modules():
