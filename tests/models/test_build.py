@@ -43,7 +43,7 @@ def test_every_option_changes_the_network():
     attention = network.stages[0][0].mrla
     assert attention.describe()["channels_per_head"] == "4"
     assert {module.drop_prob for module in network.modules() if type(module).__name__ == "DropPath"} == {0.3}
-    assert network.drop_rate == 0.2
+    assert network.head_drop.p == 0.2
 
 
 @pytest.mark.parametrize(
