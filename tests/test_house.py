@@ -61,7 +61,7 @@ def test_readme_names_the_two_commands_and_they_exist():
 
 
 def test_every_excused_difference_is_explained():
-    from interlayer.analysis.tables import TABLES
+    from interlayer.papers.tables import TABLES
 
     text = " ".join((ROOT / "docs" / "deviations.md").read_text().split())
     rows = [row for paper in TABLES.values() for row in paper()]

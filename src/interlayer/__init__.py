@@ -6,9 +6,9 @@ Importing it registers the library's models with timm, so `timm.create_model("re
 from importlib.metadata import PackageNotFoundError, version
 
 from .analysis import layer_scores, plot_layer_scores
-from .hosts import AttachError, attach, detach, load_backbone
+from .hosts import AttachError, attach, detach
 from .mechanisms import resize_halo
-from .models import CheckpointError, convert_checkpoint, list_models, load_weights, save_weights
+from .models import CheckpointError, convert_checkpoint, list_models, load_backbone, load_weights, save_weights
 from .ops import backend
 
 try:

@@ -1,7 +1,7 @@
 """`interlayer convert`: published checkpoints into this library's."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,7 +9,9 @@ import typer
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The authors' checkpoint, .pth or .safetensors.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, .safetensors.")],
-    model: Annotated[str, typer.Option(help="The model it belongs to, such as resnet50_mrla_light.")],
+    model: Annotated[
+        str, typer.Option(help="The model it belongs to, such as resnet50_mrla_light or resnet50+mrla_light.")
+    ],
     reading: Annotated[
         str | None, typer.Option(help="The reading the checkpoint was made with.", show_default="published")
     ] = None,
@@ -21,30 +23,20 @@ def convert(
 ) -> None:
     """Convert a checkpoint of an author's program to this library's names, as safetensors with its reading recorded.
 
-    Nothing in the file is run (weights_only). Names that are unknown or missing are listed and nothing is written.
+    Nothing in the file is run (weights_only). Names that are missing or unexpected are listed and nothing is written.
 
     Example: `interlayer convert mrla_resnet50.pth resnet50.safetensors --model resnet50_mrla_light`
     """
-    from interlayer.models.checkpoints import (
-        check_description,
-        convert_checkpoint,
-        read_checkpoint,
-        save_weights,
-        unwrap,
-    )
-    from interlayer.models.rows import ROWS
-
-    from .names import create
+    from interlayer.models import convert_checkpoint, save_weights
+    from interlayer.models.build import build_network
+    from interlayer.models.checkpoints import check_description, read_checkpoint, unwrap
 
     if target.exists() and not overwrite:
         raise ValueError(f"{target} exists; give --overwrite to replace it")
     checkpoint, descriptions = read_checkpoint(source)
     tensors = unwrap(checkpoint)
-    given = dict(_pair(entry) for entry in option or [])
-    read = {"reading": reading or "published"} if model in ROWS else {}
-    network = create(model, **read, **({"attach_options": given} if given else {}))
-    if reading and not read:
-        raise ValueError(f"there is one reading of {model}: leave --reading out")
+    given, made_with = _options(model, reading, dict(_pair(entry) for entry in option or []))
+    network: Any = build_network(model, **given)
     classifier = network.default_cfg["classifier"]
     head = tensors.get(f"{classifier}.weight", tensors.get(f"{classifier}.1.weight"))
     if head is not None and len(head) != network.num_classes:
@@ -52,14 +44,41 @@ def convert(
     check_description(descriptions, network)
     converted = convert_checkpoint(tensors, network)
     save_weights(network, target, converted)
-    typer.echo(f"{target}: {len(converted)} tensors of {model}" + (f", reading {read['reading']!r}" if read else ""))
+    typer.echo(f"{target}: {len(converted)} tensors of {model}" + (f", reading {made_with!r}" if made_with else ""))
 
 
-def _pair(entry: str) -> tuple[str, object]:
-    """KEY=VALUE, the value read as a recipe reads it."""
-    from interlayer.training.recipe import parsed
+def _options(model: str, reading: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Returns the options of `build_network` for a name, and the reading that the network then has, if it has any.
+
+    A row of the papers takes the reading as an option of the model, because its backbone depends on it too. Of
+    NAME+MECHANISM it is an option of the mechanism.
+    """
+    from interlayer.hosts import options_of
+    from interlayer.models.build import split_name
+    from interlayer.models.rows import ROWS
+
+    name, mechanisms = split_name(model)
+    if not mechanisms:
+        has_readings = name in ROWS and bool(ROWS[name].mechanism)
+        used = (reading or "published") if has_readings else None
+        given = ({"reading": used} if used else {}) | ({"attach_options": options} if options else {})
+        built_with = {"model_options": given}
+    else:
+        has_readings = len(mechanisms) == 1 and "reading" in options_of(mechanisms[0][0])
+        used = mechanisms[0][1].get("reading", reading or "published") if has_readings else None
+        built_with = {"attach_options": options | ({"reading": used} if used else {})}
+    if reading and not has_readings:
+        several = f"write it behind the mechanisms of {model}" if len(mechanisms) > 1 else "leave --reading out"
+        only = "--reading is for one mechanism" if len(mechanisms) > 1 else f"there is one reading of {model}"
+        raise ValueError(f"{only}: {several}")
+    return built_with, used
+
+
+def _pair(entry: str) -> tuple[str, Any]:
+    """Parses KEY=VALUE; the value is parsed as in a recipe."""
+    from interlayer.models.build import parse_value
 
     key, equals, value = entry.partition("=")
     if not key or not equals:
         raise ValueError(f"--option expects KEY=VALUE, got {entry!r}")
-    return key, parsed(value)
+    return key, parse_value(value)

@@ -26,16 +26,17 @@ def demo(
     from interlayer.analysis import Setting, count_flops, count_parameters, measure_inference
     from interlayer.hosts import attached_mechanisms
     from interlayer.mechanisms import LayerAttention
+    from interlayer.models.build import build_network, split_name
 
-    from .names import create
+    from .images import photograph
 
     torch.manual_seed(seed)
-    plain = create(backbone)
-    attached = interlayer.attach(create(backbone), mechanism)
+    plain = build_network(backbone)
+    attached = build_network(f"{backbone}+{mechanism}")
     if not any(isinstance(module, LayerAttention) for module in attached_mechanisms(attached).values()):
         raise ValueError(f"{mechanism} has no attention scores to draw; interlayer profile measures what it costs")
     figure = interlayer.plot_layer_scores(
-        interlayer.layer_scores(attached, _photograph(attached)),
+        interlayer.layer_scores(attached, photograph(attached)),
         title=f"Which layer reads which: {backbone} + {mechanism}, untrained",
     )
     output.mkdir(parents=True, exist_ok=True)
@@ -53,18 +54,7 @@ def demo(
         table.add_row(name, form.format(without), form.format(with_attention), f"{ratio:.3f}")
     console.print(table)
 
-    picture = output / f"{backbone}_{mechanism}_scores.png"
+    ((key, _),) = split_name(f"{backbone}+{mechanism}")[1]
+    picture = output / f"{backbone}_{key}_scores.png"
     figure.savefig(picture, dpi=150)
     console.print(f"attention scores drawn in {picture}")
-
-
-def _photograph(model):  # type: ignore[no-untyped-def]
-    """matplotlib's sample photograph, prepared as timm prepares images for `model`."""
-    import timm
-    from matplotlib import cbook
-    from PIL import Image
-
-    config = timm.data.resolve_model_data_config(model)
-    with cbook.get_sample_data("grace_hopper.jpg") as file:
-        image = Image.open(file).convert("RGB")
-    return timm.data.create_transform(**config)(image)[None]

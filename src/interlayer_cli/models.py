@@ -39,10 +39,10 @@ def models(
 
 
 def _count(name: str) -> int:
-    import timm
     import torch
 
     from interlayer.analysis import count_parameters
+    from interlayer.models.build import build_network
 
     with torch.device("meta"):
-        return count_parameters(timm.create_model(name))
+        return count_parameters(build_network(name))

@@ -1,7 +1,7 @@
 """`interlayer plot`: pictures of what a trained network has learnt."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,32 @@ plot = typer.Typer(
     no_args_is_help=True,
     help="Draw what a trained network has learnt.\n\nExample: `interlayer plot shared-weights weights.safetensors`",
 )
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the picture where it exists.")]
+
+
+@plot.command("layer-scores")
+def layer_scores(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, or NAME+MECHANISM:OPTION=VALUE.")],
+    weights: Annotated[Path | None, typer.Option(help="Its weights; random ones unless given.")] = None,
+    image: Annotated[Path | None, typer.Option(help="An image file; a sample photograph unless given.")] = None,
+    output: Annotated[Path, typer.Option(help="The picture to write.")] = Path("layer-scores.png"),
+    overwrite: Overwrite = False,
+) -> None:
+    """Draw which layer reads which: the attention scores of a network with layer attention, for one image.
+
+    Example: `interlayer plot layer-scores resnet50+mrla_base --weights runs/base/weights.safetensors`
+    """
+    from interlayer import analysis
+    from interlayer.models.build import build_network
+
+    from .images import photograph
+
+    _check_output(output, overwrite)
+    network = build_network(model, weights=None if weights is None else str(weights))
+    scores = analysis.layer_scores(network, photograph(network, image))
+    title = f"Which layer reads which: {model}" + ("" if weights else ", untrained")
+    _save(analysis.plot_layer_scores(scores, title=title), output)
+    typer.echo(f"drawn in {output}")
 
 
 @plot.command("shared-weights")
@@ -17,7 +43,7 @@ def shared_weights(
         list[Path], typer.Argument(metavar="CHECKPOINT...", help="Weights of Shared-Lag or Shared-Ordinal DenseNets.")
     ],
     output: Annotated[Path, typer.Option(help="The picture to write.")] = Path("shared-weights.png"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture where it exists.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Draw the L1 norm of the shared 1x1 weights of a DenseNet by lag or by ordinal, with exponential fits (Figure 2).
 
@@ -29,10 +55,7 @@ def shared_weights(
     from interlayer.analysis import plot_shared_weights, shared_weights
     from interlayer.models.checkpoints import read_checkpoint, unwrap
 
-    if output.exists() and not overwrite:
-        raise ValueError(f"{output} exists; give --overwrite to replace it")
-    if not output.parent.is_dir():
-        raise ValueError(f"{output.parent}: no such folder")
+    _check_output(output, overwrite)
     panels = {}
     for path in checkpoints:
         state_dict, descriptions = read_checkpoint(path)
@@ -46,14 +69,24 @@ def shared_weights(
             )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    figure = plot_shared_weights(list(panels.values()))
-    try:
-        figure.savefig(output, dpi=150)
-    except ValueError as error:  # a suffix matplotlib does not know
-        raise ValueError(f"{output} cannot be written: {error}") from error
+    _save(plot_shared_weights(list(panels.values())), output)
     table = Table("checkpoint", "shared by", "stage", "decay", "R²")
     for path_name, (by, stages) in panels.items():
         for stage in stages:
             table.add_row(path_name, by, str(stage.stage), f"{stage.rate:.3f}", f"{stage.r_squared:.2f}")
     Console().print(table)
     typer.echo(f"drawn in {output}")
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if output.exists() and not overwrite:
+        raise ValueError(f"{output} exists; give --overwrite to replace it")
+    if not output.parent.is_dir():
+        raise ValueError(f"{output.parent}: no such folder")
+
+
+def _save(figure: Any, output: Path) -> None:
+    try:
+        figure.savefig(output, dpi=150)
+    except ValueError as error:  # a suffix matplotlib does not know
+        raise ValueError(f"{output} cannot be written: {error}") from error

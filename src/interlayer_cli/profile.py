@@ -7,7 +7,7 @@ import typer
 
 def profile(
     names: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Models to measure, timm's or this library's.")
+        list[str], typer.Argument(metavar="MODEL...", help="Models to measure: NAME, or NAME+MECHANISM:OPTION=VALUE.")
     ],
     batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 8,
     image_size: Annotated[int | None, typer.Option(min=1, help="Image size; the model's own unless given.")] = None,
@@ -26,16 +26,15 @@ def profile(
 
     The plain backbones of the models named are measured too, in the same run.
 
-    Example: `interlayer profile resnet50_mrla_light resnet50_mrla_base --batch-size 16`
+    Examples: `interlayer profile resnet50_mrla_light resnet50_mrla_base --batch-size 16`,
+    `interlayer profile resnet50+mrla_light:channels_per_head=16`
     """
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from interlayer.analysis import Cost, Setting, measure
-    from interlayer.models import backbone_of
-
-    from .names import create_at_size
+    from interlayer.models.build import build_network, plain_name
 
     if precision not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"--precision must be float32, bfloat16 or float16, got {precision!r}")
@@ -43,13 +42,13 @@ def profile(
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch sees no such device here, use --device cpu")
     setting = Setting(batch_size, image_size, device, precision, channels_last, compile_models, steps, graph)  # type: ignore[arg-type]
-    order = list(dict.fromkeys(name for model in names for name in (backbone_of(model), model)))
+    order = list(dict.fromkeys(name for model in names for name in (plain_name(model), model)))
     costs: dict[str, Cost] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(order))
         for name in order:
-            network = create_at_size(name, image_size)
+            network = build_network(name, image_size=image_size)
 
             def report(what: str, name: str = name) -> None:
                 progress.update(task, description=f"{name}: {what}")
@@ -77,10 +76,10 @@ def profile(
         if part
     )
     console = Console(width=None if Console().is_terminal else 160)
-    console.print(_table(f"{where}; {how}", order, costs, backbone_of))
+    console.print(_table(f"{where}; {how}", order, {name: plain_name(name) for name in order}, costs))
 
 
-def _table(title: str, order: list[str], costs: Any, backbone_of: Any) -> Any:
+def _table(title: str, order: list[str], plain_names: dict[str, str], costs: Any) -> Any:
     from rich.table import Table
 
     table = Table(title=title, caption="in brackets: ratio to the plain backbone; memory: peak of a training step")
@@ -88,7 +87,7 @@ def _table(title: str, order: list[str], costs: Any, backbone_of: Any) -> Any:
     for column in ("parameters", "GFLOPs", "memory", "training step", "training img/s", "inference img/s"):
         table.add_column(column, justify="right")
     for name in order:
-        cost, plain = costs[name], costs[backbone_of(name)]
+        cost, plain = costs[name], costs[plain_names[name]]
 
         def ratio(get: Any, cost: Any = cost, plain: Any = plain) -> str:
             return "" if cost is plain else f" ({get(cost) / get(plain):.2f}x)"

@@ -23,7 +23,7 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
     from rich.progress import Progress
     from rich.table import Table
 
-    from interlayer.analysis.tables import TABLES, count_rows
+    from interlayer.papers.tables import TABLES, count_rows
 
     if paper not in TABLES:
         raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join(TABLES)}")
@@ -69,7 +69,7 @@ def _scaling() -> Table:
     """Table 1 of the HaloNet paper, by its formulas and as run here."""
     from rich.table import Table
 
-    from interlayer.analysis.attention_scaling import attention_scaling
+    from interlayer.papers.attention_scaling import attention_scaling
 
     table = Table(
         title="Table 1 for one image of 32 x 32 pixels, 64 channels, b = 8, h = 3, k = 7",

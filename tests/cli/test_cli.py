@@ -1,5 +1,6 @@
 """The command line as a user runs it, in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_plot_of_shared_weights(tmp_path):
 
 def test_tables_exits_1_on_a_difference():
     program = (
-        "import interlayer.analysis.tables as t; "
+        "import interlayer.papers.tables as t; "
         "t.TABLES['mrla'] = lambda: [t.PaperRow('1', 'wrong', 'resnet18', 12.9, 1.8)]; "
         "import sys; sys.argv = ['interlayer', 'tables', 'mrla']; from interlayer_cli.app import main; main()"
     )
@@ -185,6 +186,72 @@ def test_demo(tmp_path):
     assert (tmp_path / "out" / "resnet10t_mrla_light_scores.png").stat().st_size > 5000
     assert "has no blocks to attach to" in fails("demo", "--backbone", "vgg11", "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+NAMED = "preresnet20_cifar+mrla_light:channels_per_head=8"
+SMALL = [
+    "model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8", "batch_size=128", "epochs=1", "workers=0",
+    "attach_options={}",
+]  # fmt: skip
+
+
+def test_profile_takes_a_mechanism_with_options():
+    result = run("profile", NAMED, "--batch-size", 1, "--image-size", 16, "--steps", 1)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("preresnet20_cifar") >= 2, "the plain backbone is measured too"
+    assert "channels_per_head" in result.stdout
+    assert "the options do not fit rla" in fails("profile", "preresnet20_cifar+rla:colour=red")
+
+
+def test_train_and_evaluate_take_a_mechanism_with_options(tmp_path):
+    folder = tmp_path / "run"
+    trained = run("train", "--recipe", "digits", "--model", NAMED, "--output", folder, *SMALL)
+    assert trained.returncode == 0, trained.stderr
+    result = run("evaluate", folder, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["model"] == NAMED
+    with safe_open(folder / "weights.safetensors", framework="pt") as file:
+        assert '"channels_per_head": "8"' in file.metadata()["interlayer"]
+
+
+def test_compare_takes_a_mechanism_with_options(tmp_path):
+    """The plain backbone that the name extends is what it is compared with."""
+    result = run(
+        "compare", "--recipe", "digits", "--model", NAMED, "--seeds", "1", *SMALL, "--output", tmp_path / "runs"
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"{NAMED} against preresnet20_cifar" in " ".join(result.stdout.split())
+
+
+def test_convert_takes_a_mechanism_with_options(published, tmp_path):
+    """The reading is the mechanism's: published unless given."""
+    source, model = published
+    target = tmp_path / "converted.safetensors"
+    named = "resnet18+mrla_light:channels_per_head=32"
+    result = run("convert", source, target, "--model", named)
+    assert result.returncode == 0, result.stderr
+    assert f"tensors of {named}, reading 'published'" in result.stdout
+    other = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
+    interlayer.load_weights(other, target)
+    assert torch.equal(other.layer4[1].mrla.decay, model.layer4[1].mrla.decay)
+    line = ("convert", source, tmp_path / "b.safetensors", "--model")
+    assert "build it with reading='published'" in fails(*line, f"{named},reading=paper")
+    assert "build it with reading='published'" in fails(*line, named, "--reading", "paper")
+    assert "there is one reading of resnet18+eca" in fails(*line, "resnet18+eca", "--reading", "paper")
+
+
+def test_plot_of_layer_scores_takes_a_mechanism_with_options(tmp_path):
+    picture = tmp_path / "scores.png"
+    plain = timm.create_model("preresnet20_cifar")
+    interlayer.save_weights(plain, tmp_path / "plain.safetensors")
+    line = ("plot", "layer-scores", NAMED, "--weights", tmp_path / "plain.safetensors", "--output", picture)
+    result = run(*line)
+    assert result.returncode == 0, result.stderr
+    with Image.open(picture) as image:
+        assert image.size[0] > 800
+    assert "exists; give --overwrite" in fails(*line)
+    plain_name = ("plot", "layer-scores", "preresnet20_cifar", "--output", tmp_path / "b.png")
+    assert "has no layer attention attached" in fails(*plain_name)
 
 
 def test_unknown_commands_and_options():

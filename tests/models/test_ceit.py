@@ -4,7 +4,7 @@ import timm
 import torch
 
 import interlayer  # noqa: F401
-from interlayer.models.ceit import ClassTokenAttention, LocallyEnhancedFeedForward
+from interlayer.models.networks.ceit import ClassTokenAttention, LocallyEnhancedFeedForward
 
 
 def tiny(**options):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import interlayer
 from interlayer.analysis import count_parameters, plot_shared_weights, shared_weights
-from interlayer.models.densenet import DenseNetBC
+from interlayer.models.networks.densenet import DenseNetBC
 
 
 def small(sharing):

@@ -7,7 +7,7 @@ from timm.layers import DropPath
 
 import interlayer
 from interlayer.mechanisms import HaloAttention2d, resize_halo
-from interlayer.models.halonet import HaloNet
+from interlayer.models.networks.halonet import HaloNet
 
 SMALL = {"depths": (1, 1, 1, 1), "block": 4, "halo": 1, "img_size": 64, "num_classes": 5}
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import interlayer
 from interlayer.mechanisms import EfficientAttention, PixelAttention
-from interlayer.models.rest import MODELS, ResT
+from interlayer.models.networks.rest import MODELS, ResT
 
 SMALL = {"dims": (8, 16, 32, 64), "depths": (1, 2, 1, 1), "num_classes": 5}
 

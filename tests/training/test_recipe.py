@@ -160,7 +160,7 @@ def test_halonets_magnitudes_and_sizes_are_those_of_the_paper():
 
 
 def test_a_colon_without_options_is_refused():
-    from interlayer.training.network import split_name
+    from interlayer.models.build import split_name
 
     with pytest.raises(ValueError, match=r"expected NAME\+MECHANISM"):
         split_name("vit_tiny_patch16_224+cb:")

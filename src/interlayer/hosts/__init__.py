@@ -3,7 +3,6 @@
 from .attach import (
     MECHANISMS,
     Kind,
-    LoadReport,
     Mechanism,
     as_wide_as,
     attach,
@@ -11,7 +10,6 @@ from .attach import (
     attached_mechanisms,
     detach,
     kind_in_blocks,
-    load_backbone,
     options_of,
     register_mechanism,
 )
@@ -25,7 +23,6 @@ __all__ = [
     "MECHANISMS",
     "AttachError",
     "Kind",
-    "LoadReport",
     "Mechanism",
     "as_wide_as",
     "attach",
@@ -37,7 +34,6 @@ __all__ = [
     "find_stages",
     "hand_to_replaced",
     "kind_in_blocks",
-    "load_backbone",
     "names_of_replaced",
     "options_of",
     "place_in_stage",

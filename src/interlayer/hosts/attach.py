@@ -32,7 +32,7 @@ from .placing.local_attention import (
     place_local_attention,
     take_out_local_attention,
 )
-from .placing.replaced import hand_to_replaced, replaced_layers
+from .placing.replaced import replaced_layers
 
 
 @dataclass(frozen=True)
@@ -257,58 +257,6 @@ def attached_mechanisms(model: nn.Module) -> dict[str, Any]:
     return found | dict(replaced_layers(model)) | dict(broadcasts(model))
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """What `load_backbone` placed and what it could not place."""
-
-    placed: list[str]
-    missing: list[str]  # parameters of the backbone that the state dict lacks
-    unexpected: list[str]  # entries of the state dict that the backbone lacks
-    mismatched: list[str]  # entries whose shapes differ
-
-    @property
-    def complete(self) -> bool:
-        return not (self.missing or self.unexpected or self.mismatched)
-
-    def __str__(self) -> str:
-        parts = [("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.mismatched)]
-        return "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in parts if names) or "all placed"
-
-
-def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict: bool = True) -> LoadReport:
-    """Load a plain backbone's weights into a model with attached mechanisms, whose own parameters stay as they are.
-
-    Args:
-        model: an attached model.
-        state_dict: the weights of the same backbone without attachment.
-        strict: raise, with nothing loaded, unless every entry has its place and the other way round.
-
-    Returns:
-        What was placed, and the names of what could not be.
-    """
-    own = {f"{name}." for name in attached_mechanisms(model)}
-    ours = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(tuple(own))}
-    replaced = {f"{name}." for name, _ in replaced_layers(model)}
-    widened = as_wide_as(model, state_dict)
-    state_dict = {name: tensor for name, tensor in widened.items() if not name.startswith(tuple(replaced))}
-    shared = [name for name in state_dict if name in ours]
-    report = LoadReport(
-        placed=[name for name in shared if ours[name].shape == state_dict[name].shape],
-        missing=[name for name in ours if name not in state_dict],
-        unexpected=[name for name in state_dict if name not in ours],
-        mismatched=[
-            f"{name} {tuple(state_dict[name].shape)}, expected {tuple(ours[name].shape)}"
-            for name in shared
-            if ours[name].shape != state_dict[name].shape
-        ],
-    )
-    if strict and not report.complete:
-        raise ValueError(f"these are not the weights of this backbone, nothing was loaded: {report}")
-    model.load_state_dict({name: state_dict[name] for name in report.placed}, strict=False)
-    report.placed.extend(hand_to_replaced(model, widened))
-    return report
-
-
 def as_wide_as(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with the classifier's widened by the inputs it has from a state, as `model` has them now."""
     widened = recurrence.own_inputs(model)
@@ -321,7 +269,3 @@ def as_wide_as(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, 
             if len(extra) == len(tensors[name]):
                 tensors[name] = torch.cat((tensors[name], extra), 1)
     return tensors
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

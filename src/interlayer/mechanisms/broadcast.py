@@ -41,6 +41,8 @@ class ContextBroadcast(BlockMechanism):
     """
 
     memory_scope: MemoryScope = "none"
+    title = "context broadcasting"
+    placement_options = ("where", "blocks")  # without tensors, a file could not tell its places: they are compared
 
     def __init__(self, channels: int | None = None, *, scaled: bool = False) -> None:
         super().__init__()

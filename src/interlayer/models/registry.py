@@ -1,22 +1,16 @@
-"""Which models this library registers with timm, and what each one extends."""
+"""Which models this library registers with timm: the rows of the papers in `rows/`, the networks in `networks/`."""
 
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import timm
 
-from . import cb, ceit, densenet, halonet, mrla, preresnet, rest, rla, xception  # noqa: F401  cb, mrla, rla fill ROWS
+from .networks import NETWORKS
 from .rows import ROWS
-
-NETWORKS = {
-    name: config
-    for module in (ceit, preresnet, xception, densenet, halonet, rest)
-    for name, config in module.default_cfgs.items()
-}
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the models this library registers with timm that match a shell-style pattern.
+    """Lists the models that this library registers with timm and that match a shell-style pattern.
 
     >>> interlayer.list_models("resnet101_m*")
     ['resnet101_mrla_base', 'resnet101_mrla_light']
@@ -25,7 +19,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name, NAME or NAME.TAG, that timm does not know, with the nearest ones."""
+    """Raises if timm does not know a name, NAME or NAME.TAG; the message gives the nearest names."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         near = get_close_matches(architecture, timm.list_models(), n=3)
@@ -35,5 +29,5 @@ def check_name(name: str) -> None:
 
 
 def backbone_of(name: str) -> str:
-    """The plain timm model that the named model extends; the name itself where it extends none."""
+    """Returns the backbone that the named model extends, or the name itself if it extends none."""
     return ROWS[name].backbone if name in ROWS else name

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from ..analysis import Setting, count_flops, count_parameters, measure_memory
+from ..models.build import check_size, plain_name, split_name
 from .files import TrainingError, make_folder, write_json
 from .logs import read_metrics
 from .loop import Progress, Stopped, Trainer, agreed, check_same_recipe
-from .network import build_network, check_size, plain_name, preparation_of, split_name
+from .network import build_network, preparation_of
 from .parts import make_accelerator
 from .recipe import Recipe
 from .sources import open_data

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..hosts.finding.probe import reason
+from ..models.build import check_size
 from ..models.checkpoints import save_weights
 from .augment import Finish
 from .batches import EvalBatches, ResidentTrainBatches, Share, eval_batches, mixed_seed, seed_libraries, train_batches
@@ -37,7 +38,7 @@ from .checkpoint import Checkpoints, random_state, restore_random_state
 from .evaluation import Scores, evaluate_batches
 from .files import FolderLock, TrainingError, write_json, write_text
 from .logs import Logs, check_logs
-from .network import build_network, check_size, preparation_of
+from .network import build_network, preparation_of
 from .parts import compiled, make_accelerator, make_optimizer, make_scheduler, set_precision, versions
 from .recipe import Recipe, differences, read_recipe
 from .sharding import full_state, load_full_state, load_full_weights, shard

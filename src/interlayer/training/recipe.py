@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
+from ..models.build import parse_value
 from .files import TrainingError
 
 Options = dict[str, Any]
@@ -239,7 +240,7 @@ def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Reci
         key, separator, text = override.partition("=")
         if not separator:
             raise RecipeError(f"expected key=value, got {override!r}")
-        _set(merged, key.strip(), parsed(text))
+        _set(merged, key.strip(), parse_value(text))
     merged.update({key: value for key, value in values.items() if value is not None})
     return from_values(merged)
 
@@ -279,14 +280,6 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {name} must be a list of key: value lines")
     return values
-
-
-def parsed(text: str) -> Any:
-    """A value as YAML reads it; text that is no YAML is itself."""
-    try:
-        return yaml.safe_load(text) if text.strip() else None
-    except yaml.YAMLError:
-        return text
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:

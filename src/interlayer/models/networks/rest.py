@@ -23,10 +23,10 @@ import torch
 from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
 from torch import Tensor, nn
 
-from .. import ops
-from ..mechanisms.emsa import EfficientAttention, PixelAttention, TokenNorm
+from ... import ops
+from ...mechanisms.emsa import EfficientAttention, PixelAttention, TokenNorm
+from ..config import default_config, register_network
 from .classifier import StagedClassifier
-from .config import default_config, register_network
 
 HEADS = (1, 2, 4, 8)
 REDUCTIONS = (8, 4, 2, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .paper_row import PaperRow, Units
+from .row import PaperRow, Units
 
 # Why a printed figure is not compared. docs/deviations.md says what was tried for each.
 H3 = "H3 fits 12.3M only with a last convolution of 1280 channels, not the 1024 printed"

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops
-from .cost import peak_bytes
+from ..analysis.cost import peak_bytes
 
 
 @dataclass(frozen=True)

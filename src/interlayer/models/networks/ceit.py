@@ -13,14 +13,14 @@ Parameters: 6,356,904 (tiny) and 24,204,840 (small), the 6.4M and 24.2M of the M
 from typing import Any
 
 import torch
-from timm.layers import DropPath, HybridEmbed, Mlp, trunc_normal_
+from timm.layers import DropPath, HybridEmbed, Mlp, resample_abs_pos_embed, trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint, register_model
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
+from ..config import default_config
 from .classifier import Classifier
-from .config import default_config
 
 Grid = tuple[int, int]
 
@@ -238,6 +238,14 @@ def _init_linear(module: nn.Module) -> None:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: CeiT) -> dict[str, Tensor]:
+    """Fits position embeddings of another image size to `model`, under the name by which timm's models have it."""
+    positions = state_dict.get("pos_embed")
+    if positions is None or positions.shape == model.pos_embed.shape:
+        return state_dict
+    return {**state_dict, "pos_embed": resample_abs_pos_embed(positions, list(model.patch_embed.grid_size))}
 
 
 default_cfgs = {

@@ -1,8 +1,8 @@
 """Names and shapes in the published RLA checkpoints.
 
-There a block's first convolution reads [x, h] with one weight, and the norms and convolutions of the state lie beside
-the stages. Here the part that reads h is the aggregation's own (`rla.stages.0.exchanges.1`), and the block's weights
-have a plain backbone's shapes.
+There the first convolution of a block reads the concatenation [x, h] with one weight, and the norms and convolutions of
+the state h lie beside the stages. Here the slice of the weight that reads h belongs to the aggregation
+(`rla.stages.0.exchanges.1`), and the block's own weights have the shapes of a plain backbone's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..hosts import attached_blocks, entry_of
+from ...hosts import attached_blocks, entry_of
+from .family import Family, Tensors
 
-PUBLISHED_RLA = r"^(conv_outs|recurrent_convs|recurrent_dsconvs|stage_bns)\.|\.(conv_out|recurrent_conv|bn_rla)\."
+STATE = r"^(conv_outs|recurrent_convs|recurrent_dsconvs|stage_bns)\.|\.(conv_out|recurrent_conv|bn_rla)\."
 
 # Of a block of MobileNetV2, with and without an expansion: the names there, and the names here.
 INVERTED = {
@@ -35,25 +36,25 @@ NOT_EXPANDED = {
     "conv.1": "conv_pw",
     "conv.2": "bn2",
 }
-# The part of each that belongs to the state: its name here, and the dimension along which [x, h] lie.
+# The slice of each that belongs to the state: its name here, and the dimension along which x and h are concatenated.
 OF_STATE_RESNET = {"conv1": ("", 1)}
 OF_STATE_INVERTED = {"conv.0.0": ("0.", 0), "conv.0.1": ("1.", 0), "conv.1": ("3.", 1)}
 RESNET = {"eca": "se", "se.fc.0": "se.fc1", "se.fc.2": "se.fc2"}
 CELLS = {"conv": "gates", "conv_gates": "gates", "conv_can": "candidate"}  # of ConvLSTM and ConvGRU
 
 
-def has_published_rla(source: Mapping[str, Any]) -> bool:
-    return any(re.search(PUBLISHED_RLA, name) for name in source)
+def recognises(tensors: Tensors, model: nn.Module) -> bool:
+    return any(re.search(STATE, name) for name in tensors)
 
 
-def from_published_rla(source: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a published RLA model under the names of `model`, split where the state has a part of its own.
+def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors under the names of `model`; weights that read [x, h] are split in two.
 
-    What is not known keeps its name, and is reported as unknown by the caller.
+    A tensor that is not known keeps its name.
     """
     rla: Any = getattr(model, "rla", None)
     if rla is None:
-        return dict(source)
+        return dict(tensors)
     entries = {name: entry_of(block, "rla") for name, block in attached_blocks(model)}
     places = {name: entry.place for name, entry in entries.items() if entry is not None}
     mobile = any(name.startswith("blocks.") for name in places)
@@ -66,7 +67,7 @@ def from_published_rla(source: Mapping[str, Tensor], model: nn.Module) -> dict[s
         f"rla.stages.{s}.compress.{w}" for s, stage in enumerate(rla.stages) for w in range(len(stage.compress))
     ]
     result: dict[str, Tensor] = {}
-    for name, tensor in source.items():
+    for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         if found := re.match(r"stages\.(\d+)\.(\d+)\.(.+)$", module):
             block = block_of(int(found[1]), int(found[2]))
@@ -111,9 +112,9 @@ def _of_block(
         if of_state is not None and place is not None and rla.exchange:  # a count of batches, of both norms
             result[f"rla.stages.{place.stage}.exchanges.{place.index}.{of_state[0]}{kind}"] = tensor
         return result
-    part, dim = of_state
+    submodule, dim = of_state
     own = tensor.shape[dim] - rla.state_channels
-    path = f"rla.stages.{place.stage}.exchanges.{place.index}.{part}{kind}"
+    path = f"rla.stages.{place.stage}.exchanges.{place.index}.{submodule}{kind}"
     return {
         f"{block}.{renamed}.{kind}": tensor.narrow(dim, 0, own),
         path: tensor.narrow(dim, own, rla.state_channels),
@@ -138,3 +139,6 @@ def _is_under(name: str, prefix: str) -> bool:
 
 def _at(names: list[str], index: int, otherwise: str) -> str:
     return names[index] if index < len(names) else otherwise
+
+
+RLA = Family("RLA", recognises, rename, reading_matters=True)

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from .. import models  # noqa: F401  registers the models with timm
-from .cost import count_flops_both_ways, count_parameters
-from .paper_row import CountedRow, PaperRow
-from .rows_cb import cb_rows
-from .rows_halonet import halonet_rows
-from .rows_mrla import mrla_rows
-from .rows_rest import rest_rows
-from .rows_rla import rla_rows
+from ..analysis.cost import count_flops_both_ways, count_parameters
+from .cb import cb_rows
+from .halonet import halonet_rows
+from .mrla import mrla_rows
+from .rest import rest_rows
+from .rla import rla_rows
+from .row import CountedRow, PaperRow
 
 TABLES: dict[str, Callable[[], list[PaperRow]]] = {
     "mrla": mrla_rows,

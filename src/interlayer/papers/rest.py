@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .paper_row import PaperRow, Units
+from .row import PaperRow, Units
 
 # Why a printed figure is not compared. docs/deviations.md says what was tried for each.
 EMSA_PARAMETERS = "10,508,300 parameters, the published program's own, are printed as 10.49"

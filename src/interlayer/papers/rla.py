@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .paper_row import PaperRow, Units
+from .row import PaperRow, Units
 
 # Why a printed figure is not compared. docs/deviations.md says what was tried for each.
 BIAS = "ResNet-164's printed count fits only if every convolution has a bias"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .paper_row import PaperRow
+from .row import PaperRow
 
 # Why a printed figure is not compared. docs/deviations.md says what was tried for each.
 HEAVY_BASE = "no counting tried gives base's and MLA's printed FLOPs"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from interlayer.analysis.paper_row import CountedRow, PaperRow
-from interlayer.analysis.tables import count_rows
+from interlayer.papers.row import CountedRow, PaperRow
+from interlayer.papers.tables import count_rows
 
 
 @pytest.fixture(scope="module", params=["mrla", pytest.param("rla", marks=pytest.mark.slow), "halonet", "cb", "rest"])
@@ -52,7 +52,7 @@ def test_an_unexplained_difference_is_reported():
 
 def test_halonets_scaling_is_that_of_its_formulas():
     """Table 1: what is stored and computed by each way is what its formula says, on a map of whole blocks."""
-    from interlayer.analysis.attention_scaling import attention_scaling
+    from interlayer.papers.attention_scaling import attention_scaling
 
     rows = {row.way: row for row in attention_scaling(size=16, channels=8, heads=2, block=4, halo=2)}
     assert list(rows) == ["global", "per pixel windows", "SASA", "blocked local"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..mechanisms.gates import ON_BRANCH
-from . import preresnet, xception  # noqa: F401  registers the backbones of rows below
-from .rows import Row, register_rows
+from ...mechanisms.gates import ON_BRANCH
+from ..networks import preresnet, xception  # noqa: F401  registers the backbones of rows below
+from .row import Row, register_rows
 
 VARIANTS = ("v2", "v3", "v4", "v5", "v6", "postact", "convlstm", "convgru", "unshared", "no_exchange")
 

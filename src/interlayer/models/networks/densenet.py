@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..mechanisms.description import record_description
+from ...mechanisms.description import record_description
+from ..config import cifar_config, register_network
 from .classifier import StagedClassifier
-from .config import cifar_config, register_network
 
 Sharing = Literal["lag", "ordinal"]
 

@@ -26,9 +26,9 @@ import torch
 from timm.layers import DropPath, SqueezeExcite, get_act_layer
 from torch import Tensor, nn
 
-from ..mechanisms.halo import HaloAttention2d
+from ...mechanisms.halo import HaloAttention2d
+from ..config import default_config, register_network
 from .classifier import StagedClassifier
-from .config import default_config, register_network
 
 WIDTHS = (64, 128, 256, 512)
 HEADS = (4, 8, 8, 8)

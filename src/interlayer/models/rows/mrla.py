@@ -7,8 +7,8 @@ attention alone, with probability 0.2; EfficientNets and transformers let it sha
 
 from __future__ import annotations
 
-from . import ceit  # noqa: F401  registers the CeiTs, which are backbones of rows below
-from .rows import Row, register_rows
+from ..networks import ceit  # noqa: F401  registers the CeiTs, which are backbones of rows below
+from .row import Row, register_rows
 
 SIZES = ("tiny", "small", "base")
 

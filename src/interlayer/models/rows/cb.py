@@ -5,7 +5,7 @@ At the end of the MLP in the upper half of the blocks, where the paper's tables 
 
 from __future__ import annotations
 
-from .rows import Row, register_rows
+from .row import Row, register_rows
 
 BACKBONES = {
     **{f"deit_{size}": f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")},

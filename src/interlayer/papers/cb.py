@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .paper_row import PaperRow, Units
+from .row import PaperRow, Units
 
 # Why a printed figure is not compared. docs/deviations.md says what was tried for each.
 SMALL = "22,050,664 parameters (22.1) are printed as 22.0"

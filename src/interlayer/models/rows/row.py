@@ -10,9 +10,9 @@ import timm
 from timm.models import register_model
 from torch import nn
 
-from .. import hosts
-from ..mechanisms.options import Reading
-from .config import config_like
+from ... import hosts
+from ...mechanisms.options import Reading
+from ..config import config_like
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def _register(row: Row) -> None:
 
     what = " and ".join(filter(None, (row.companion, row.mechanism)))
     entrypoint.__name__ = entrypoint.__qualname__ = row.name
-    entrypoint.__doc__ = f"{row.backbone}" + (f" with {what} attached" if what else "") + "; see `models.rows.build`."
+    attached = f" with {what} attached" if what else ""
+    entrypoint.__doc__ = f"{row.backbone}{attached}; see `interlayer.models.rows.row.build`."
     register_model(entrypoint)
 
 

@@ -1,0 +1,171 @@
+"""Builds a network from its name: NAME, or NAME+MECHANISM:OPTION=VALUE to attach mechanisms to a backbone.
+
+Every place that takes the name of a model, in recipes and on the command line, builds it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import timm
+import torch
+import yaml
+from torch import nn
+
+from .. import hosts
+from ..hosts.finding.probe import reason
+from .registry import backbone_of, check_name
+from .weights import classifier_parameters, start_from
+
+
+class ModelError(ValueError):
+    """The network cannot be built as it is named; the message says why."""
+
+
+def parse_value(text: str) -> Any:
+    """Parses the text of an option as YAML; text that is not valid YAML is returned as it is.
+
+    >>> parse_value("true"), parse_value("[6, 6]"), parse_value("end")
+    (True, [6, 6], 'end')
+    """
+    try:
+        return yaml.safe_load(text) if text.strip() else None
+    except yaml.YAMLError:
+        return text
+
+
+def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """Splits a name into the name of the backbone and the mechanisms to attach, each with its options.
+
+    >>> split_name("deit_small_patch16_224+cb:scaled=true,blocks=all+mrla_light")
+    ('deit_small_patch16_224', [('cb', {'scaled': True, 'blocks': 'all'}), ('mrla_light', {})])
+    """
+    backbone, *attachments = name.split("+")
+    mechanisms = []
+    for attachment in attachments:
+        mechanism, colon, text = attachment.partition(":")
+        pairs = [entry.partition("=") for entry in text.split(",") if entry]
+        if not mechanism or (colon and not pairs) or not all(key and equals for key, equals, _ in pairs):
+            raise ModelError(f"expected NAME+MECHANISM, or NAME+MECHANISM:KEY=VALUE,KEY=VALUE, got {name!r}")
+        mechanisms.append((mechanism, {key: parse_value(value) for key, _, value in pairs}))
+    return backbone, mechanisms
+
+
+def plain_name(name: str) -> str:
+    """Returns the name of the backbone that a network extends; a plain backbone's own name is returned as it is."""
+    backbone, mechanisms = split_name(name)
+    return backbone if mechanisms else backbone_of(backbone)
+
+
+def build_network(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    pretrained: bool = False,
+    image_size: int | None = None,
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+    model_options: Mapping[str, Any] | None = None,
+    attach_options: Mapping[str, Any] | None = None,
+    weights: str | None = None,
+    zero_head: bool = False,
+    batch_norm_momentum: float | None = None,
+) -> nn.Module:
+    """Builds a network and attaches the mechanisms that its name asks for.
+
+    Args:
+        name: a name that timm knows, NAME+MECHANISM, or several mechanisms with options such as
+            "deit_small_patch16_224+cb:scaled=true+mrla_light".
+        num_classes: number of classes; the model's own if None.
+        pretrained: whether the backbone starts from its pretrained weights.
+        image_size: size of the images; networks that are built for one size are built for this one.
+        drop_rate: dropout before the classifier.
+        drop_path_rate: stochastic depth of the backbone, which mechanisms that support it share.
+        model_options: further options of ``timm.create_model``.
+        attach_options: further options of `interlayer.attach`, for a name with exactly one mechanism.
+        weights: a file of weights that the network starts from; see `start_from`.
+        zero_head: whether the classifier starts at zero.
+        batch_norm_momentum: momentum of every batch norm, in PyTorch's convention (the weight of the new batch).
+
+    Mechanisms with the option ``init`` default to ``init="identity"`` if the network starts from trained weights.
+
+    Raises:
+        ModelError: the name is not known or its options do not fit.
+        AttachError: the network has no place for a mechanism.
+        CheckpointError: the file of weights does not fit the network.
+
+    >>> build_network("resnet18+mrla_light:channels_per_head=16", num_classes=10)
+    """
+    backbone, mechanisms = split_name(name)
+    if attach_options and len(mechanisms) != 1:
+        needed = (
+            "one mechanism: write them behind each, NAME+cb:scaled=true+mrla_light" if mechanisms else "a mechanism"
+        )
+        raise ModelError(f"attach_options need {needed}, got --model {name}")
+    try:
+        check_name(backbone)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    options = dict(model_options or {})
+    if drop_rate:
+        options["drop_rate"] = drop_rate
+    if drop_path_rate:
+        options["drop_path_rate"] = drop_path_rate
+    network = _create(backbone, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
+    defaults: dict[str, Any] = {}
+    if pretrained or weights:
+        defaults["init"] = "identity"  # trained weights keep their function at the start
+    if drop_path_rate:
+        defaults["drop_path"] = "backbone"
+    for mechanism, inline in mechanisms:
+        network = _attach(network, mechanism, {**(attach_options or {}), **inline}, defaults, image_size)
+    if weights:
+        start_from(network, weights)
+    if zero_head:
+        for parameter in classifier_parameters(network):
+            nn.init.zeros_(parameter)
+    if batch_norm_momentum is not None:
+        for module in network.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = batch_norm_momentum
+    return network
+
+
+def _create(
+    name: str, options: dict[str, Any], *, num_classes: int | None, pretrained: bool, image_size: int | None
+) -> nn.Module:
+    implied = {"pretrained": pretrained} | ({} if num_classes is None else {"num_classes": num_classes})
+    try:
+        if image_size and "img_size" not in options:
+            try:  # networks whose position embeddings are made for one size
+                return timm.create_model(name, **{**implied, "img_size": image_size, **options})
+            except TypeError:
+                pass
+        return timm.create_model(name, **{**implied, **options})
+    except (TypeError, RuntimeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise ModelError(f"{name} cannot be built{f' with {given}' if given else ''}: {reason(error)}") from error
+
+
+def _attach(
+    network: nn.Module, mechanism: str, options: dict[str, Any], defaults: dict[str, Any], image_size: int | None
+) -> nn.Module:
+    takes = hosts.options_of(mechanism)
+    options = {name: value for name, value in defaults.items() if name in takes} | options
+    if image_size:
+        options.setdefault("image_size", image_size)
+    try:
+        return hosts.attach(network, mechanism, **options)
+    except TypeError as error:
+        raise ModelError(f"the options do not fit {mechanism}: {reason(error)}") from error
+
+
+def check_size(network: nn.Module, name: str, size: int) -> None:
+    """Raises if the network does not take images of ``size`` x ``size`` pixels."""
+    image = torch.zeros(2, 3, size, size)
+    try:
+        with hosts.evaluating(network), torch.no_grad():
+            network(image)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ModelError(f"{name} does not take images of {size} x {size}: {reason(error)}") from error

@@ -1,0 +1,13 @@
+"""The networks that timm lacks, one family a file. Importing a file registers its networks with timm."""
+
+from typing import Any
+
+from . import ceit, densenet, halonet, preresnet, rest, xception
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    name: config
+    for family in (ceit, preresnet, xception, densenet, halonet, rest)
+    for name, config in family.default_cfgs.items()
+}
+
+__all__ = ["NETWORKS"]

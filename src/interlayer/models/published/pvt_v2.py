@@ -1,0 +1,20 @@
+"""Names of PVTv2's own authors, which timm converts."""
+
+from __future__ import annotations
+
+from timm.models import pvt_v2
+from torch import Tensor, nn
+
+from .family import Family, Tensors
+
+
+def recognises(tensors: Tensors, model: nn.Module) -> bool:
+    return "patch_embed1.proj.weight" in tensors
+
+
+def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = pvt_v2.checkpoint_filter_fn(dict(tensors), model)
+    return renamed
+
+
+PVT_V2 = Family("PVTv2", recognises, rename)

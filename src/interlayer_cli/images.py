@@ -1,0 +1,25 @@
+"""The image that models are shown where the user gives none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def photograph(model: nn.Module, path: Path | None = None) -> Tensor:
+    """Returns an image file, or matplotlib's sample photograph, with timm's transform for `model`: [1, 3, H, W]."""
+    import timm
+    from matplotlib import cbook
+    from PIL import Image
+
+    config: dict[str, Any] = timm.data.resolve_model_data_config(model)
+    if path is not None and not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    file: Any = path or cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+    with Image.open(file) as opened:
+        image = opened.convert("RGB")
+    tensor: Tensor = timm.data.create_transform(**config)(image)[None]
+    return tensor
