@@ -190,7 +190,8 @@ def test_demo(tmp_path):
 
 NAMED = "preresnet20_cifar+mrla_light:channels_per_head=8"
 SMALL = [
-    "model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8", "batch_size=128", "epochs=1", "workers=0",
+    "model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8", "batch_size=128", "epochs=1",
+    "workers=0",
     "attach_options={}",
 ]  # fmt: skip
 
