@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,18 @@ import interlayer
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "interlayer"
-LAYERS = ["ops", "mechanisms", "hosts", "models", "tasks", "analysis", "training"]  # each may import those before it
+COMMANDS = ROOT / "src" / "interlayer_cli"
+# A folder may import those of lower rank, and itself.
+RANKS = {
+    "ops": 0, "mechanisms": 1, "hosts": 2, "models": 3, "tasks": 4, "analysis": 5, "papers": 6, "training": 6,
+    "experiments": 7, "pages": 8, "interlayer_cli": 9,
+}  # fmt: skip
+LONGEST = 400
+WORDS = {  # the field's usual word instead
+    r"\bobjections?\b": "unsupported_reason",
+    r"\bonlookers?\b": "tracing",
+    r"\bunittest\b": "another project's modules are not patched",
+}
 
 
 def imports_of(path: Path):
@@ -21,27 +34,61 @@ def imports_of(path: Path):
             base = package[: len(package) - node.level + 1]
             for name in (node.module or "").split(".") if node.module else [alias.name for alias in node.names]:
                 yield (*base, name)[1] if len((*base, name)) > 1 else None
-                break
+                if node.module:
+                    break
         elif isinstance(node, ast.ImportFrom) and node.module == "interlayer":
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("interlayer."):
             yield node.module.split(".")[1]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("interlayer_cli"):
+            yield "interlayer_cli"
         elif isinstance(node, ast.Import):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("interlayer."))
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+FILES = sorted([*SOURCE.rglob("*.py"), *COMMANDS.rglob("*.py")])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE.parent)))
 def test_imports_go_one_way(path):
-    folder = path.relative_to(SOURCE).parts[0]
-    if folder not in LAYERS:
+    parts = path.relative_to(SOURCE.parent).parts
+    folder = "interlayer_cli" if parts[0] == "interlayer_cli" else parts[1]
+    if folder not in RANKS:
+        assert len(parts) == 2, f"{path} is in a folder that has no rank"
         return
-    allowed = LAYERS[: LAYERS.index(folder) + 1]
-    assert [name for name in imports_of(path) if name in LAYERS and name not in allowed] == []
+    above = [name for name in imports_of(path) if RANKS.get(name or "", -1) >= RANKS[folder] and name != folder]
+    assert above == []
 
 
 def test_the_check_sees_relative_and_absolute_imports(tmp_path):
     assert set(imports_of(SOURCE / "hosts" / "attach.py")) >= {"mechanisms", "hosts"}
     assert "hosts" in set(imports_of(SOURCE / "analysis" / "scores.py"))
+    assert {"training", "pages"} <= set(imports_of(COMMANDS / "train.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE.parent)))
+def test_files_can_be_read_in_one_sitting(path):
+    is_kernel = path.parent.name == "_triton"
+    assert is_kernel or len(path.read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE.parent)))
+def test_words_are_the_fields(path):
+    text = path.read_text()
+    for pattern, instead in WORDS.items():
+        assert not re.search(pattern, text), f"{path}: {pattern} is said as: {instead}"
+
+
+def test_an_operation_its_kernel_and_its_test_have_one_name():
+    kernels = {path.stem for path in (SOURCE / "ops" / "_triton").glob("*.py")} - {"__init__", "runtime"}
+    assert kernels <= {path.stem for path in (SOURCE / "ops").glob("*.py")}
+    assert {f"test_{name}" for name in kernels} <= {path.stem for path in (ROOT / "tests" / "ops").glob("*.py")}
+
+
+def test_help_comes_at_once():
+    """--help and the names of the commands must not import torch."""
+    code = "import sys; import interlayer_cli.app; print('torch' in sys.modules or 'interlayer' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
 def test_public_names_exist_and_are_documented():
