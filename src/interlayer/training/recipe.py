@@ -22,6 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from ..models.build import parse_value
+from ..tasks import TaskError, task_class
 from .files import TrainingError
 
 Options = dict[str, Any]
@@ -34,6 +35,9 @@ class RecipeError(TrainingError):
 @dataclass(frozen=True)
 class Recipe:
     """One training setting. Defaults train any network plainly: crop and flip, SGD, cosine."""
+
+    # What is learned: a task by name.
+    task: str = "classification"
 
     # The network: a name timm knows, or NAME+MECHANISM for a backbone with a mechanism attached; several of them, with
     # options, as NAME+cb:scaled=true+mrla_light.
@@ -116,6 +120,10 @@ class Recipe:
     wandb: str | None = None  # a Weights & Biases project
 
     def __post_init__(self) -> None:
+        try:
+            task_class(self.task)
+        except TaskError as error:
+            raise RecipeError(str(error)) from error
         for check, message in _RULES:
             if not check(self):
                 raise RecipeError(message.format(**dataclasses.asdict(self)))
