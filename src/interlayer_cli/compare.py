@@ -37,8 +37,9 @@ def compare(
     from interlayer.training import compare as run
     from interlayer.training.compare import networks_of
     from interlayer.training.report import TABLE_HEAD, comparison_rows, table_note
+    from interlayer.training.stop import StopSignal
 
-    from .display import StopSignal, command_line, command_to_resume, log_to_stderr, new_folder, showing
+    from .display import command_line, command_to_resume, log_to_stderr, new_folder, showing
 
     log_to_stderr()
     recipe = recipe or ("default" if model or data else "digits")

@@ -67,17 +67,16 @@ def test_one_network_is_compared_with_its_backbone():
 
 def test_runs_of_one_seed_see_the_same_batches_whatever_the_network(small, tmp_path):
     """Else differences would not be pairs: the first loss differs by the network alone."""
-    from interlayer.training import Trainer
     from interlayer.training.compare import recipe_for
+    from interlayer.training.processes import init_processes
+    from interlayer.training.setup import set_up
 
     recipe = small(attach_options={"channels_per_head": 8}, erasing=0.5, mixup=0.8)
     seen = []
     for model in ("preresnet20_cifar", LIGHT):
-        trainer = Trainer(recipe_for(recipe, model, 3), tmp_path / model)
-        trainer._set_up(lambda *_: None)
-        trainer.batches.seed(0, 0)
-        seen.append(trainer.batches.prepare(next(trainer.batches.epoch(0))))
-        trainer.close()
+        batches = set_up(recipe_for(recipe, model, 3), init_processes(recipe), None).batches
+        batches.seed(0, 0)
+        seen.append(batches.prepare(next(batches.epoch(0))))
     assert (seen[0][0] == seen[1][0]).all()
     assert (seen[0][1] == seen[1][1]).all()
 
@@ -147,7 +146,7 @@ def test_every_trainer_is_closed_when_one_fails(small, tmp_path):
     with pytest.raises(TrainingError, match="not finite"):
         list(in_turns(iter(trainers), 2))
     for trainer in trainers:
-        assert trainer.lock.file.closed
+        assert trainer.folder.lock.file.closed
 
 
 def test_an_unknown_network_is_found_before_anything_trains(small, tmp_path):

@@ -17,8 +17,11 @@ import torch
 from interlayer.models.checkpoints import read_checkpoint
 from interlayer.training import Stopped, Trainer, TrainingError, train
 from interlayer.training.checkpoint import Checkpoints
-from interlayer.training.files import FolderLock
+from interlayer.training.lock import FolderLock
 from interlayer.training.logs import TIMES
+from interlayer.training.setup import TrainingSetup
+from interlayer.training.step import EpochSums, TrainStep
+from interlayer.training.trainer import TrainingLoop
 
 
 def weights(folder):
@@ -120,17 +123,17 @@ def test_resuming_a_finished_run_changes_nothing(small, tmp_path):
     assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
 
 
-def test_the_best_validation_epoch_is_tested_once(small, tmp_path):
+def test_the_best_validation_epoch_is_tested_once(small, tmp_path, monkeypatch):
     recipe = small(validation=200, epochs=5, batch_size=128, lr=0.3, schedule="constant")
-    trainer = Trainer(recipe, tmp_path / "run")
     tested = []
-    original = trainer._evaluate
-    trainer._evaluate = lambda batches, predictions=False: (
-        tested.append(batches.count) or original(batches, predictions)
-    )
-    for _ in trainer.run():
-        pass
-    trainer.close()
+    original = TrainingLoop._evaluate
+
+    def evaluate(self, batches, *arguments, **options):
+        tested.append(batches.count)
+        return original(self, batches, *arguments, **options)
+
+    monkeypatch.setattr(TrainingLoop, "_evaluate", evaluate)
+    train(recipe, tmp_path / "run")
     assert tested == [200] * 5 + [360], "validation every epoch, the test images once, at the end"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     accuracies = [float(row["eval_accuracy"]) for row in metrics(tmp_path / "run")]
@@ -219,28 +222,28 @@ def test_a_loss_that_is_not_finite_stops_before_a_checkpoint(small, digit_files,
 def test_one_bad_image_value_is_found_in_its_own_step(small, tmp_path, monkeypatch):
     """The step named must be the one whose loss was not finite, not the one where it was noticed."""
     trainer = Trainer(small(epochs=1, batch_size=128), tmp_path / "run")
-    original = Trainer._forward_backward
+    original = TrainStep.forward_backward
 
     def poisoned(self, batch, weight):
         if self.steps_run == 4:
             with torch.no_grad():
-                self.network.head.bias += float("nan")
+                self.setup.network.head.bias += float("nan")
         original(self, batch, weight)
 
-    monkeypatch.setattr(Trainer, "_forward_backward", poisoned)
-    monkeypatch.setattr(Trainer, "_must_read", lambda self, step: False)
+    monkeypatch.setattr(TrainStep, "forward_backward", poisoned)
+    monkeypatch.setattr(EpochSums, "must_read", lambda self, step: False)
     with pytest.raises(TrainingError, match="step 5 of 11"):
         list(trainer.run())
     trainer.close()
 
 
-def test_weights_that_are_not_finite_reach_no_checkpoint(small, tmp_path):
+def test_weights_that_are_not_finite_reach_no_checkpoint(small, tmp_path, monkeypatch):
     trainer = Trainer(small(epochs=2, checkpoint_steps=1), tmp_path / "run")
     steps = trainer.run()
     while next(steps).step != 2:
         pass
-    trainer.optimizer.param_groups[0]["lr"] = float("inf")
-    trainer._set_lr = lambda epoch, step: None
+    trainer.loop.setup.optimizer.param_groups[0]["lr"] = float("inf")
+    monkeypatch.setattr(TrainingSetup, "set_lr", lambda self, epoch, step: None)
     with pytest.raises(TrainingError, match=r"not finite.*the last checkpoint is from before"):
         list(steps)
     trainer.close()

@@ -32,13 +32,11 @@ class Metric:
         """The unit of differences; empty if they have none."""
         return "points" if self.percent else ""
 
-    def format(self, value: float, digits: int | None = None) -> str:
-        """Returns 84.03% or 0.1234; an empty string for NaN."""
+    def format(self, value: float, *, short: bool = False) -> str:
+        """Returns 84.03% or 0.1234, with a digit less if ``short``; an empty string for NaN."""
         if math.isnan(value):
             return ""
-        if self.percent:
-            return f"{value:.{2 if digits is None else digits}%}"
-        return f"{value:.{4 if digits is None else digits}f}"
+        return f"{value:.{1 if short else 2}%}" if self.percent else f"{value:.{3 if short else 4}f}"
 
     def format_spread(self, value: float) -> str:
         """Returns a distance without a sign and without a unit: 0.51 (points) or 0.0123."""

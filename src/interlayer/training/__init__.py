@@ -2,9 +2,9 @@
 
 from .compare import Comparison, compare
 from .files import TrainingError
-from .loop import Progress, Stopped, Trainer, train
 from .recipe import Recipe, RecipeError, list_recipes, load_recipe
 from .report import write_comparison_report, write_run_report
+from .trainer import Progress, Stopped, Trainer, train
 
 __all__ = [
     "Comparison",

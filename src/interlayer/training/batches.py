@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,9 +29,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchvision import transforms
 
 from .augment import Finish, crop_and_flip
-from .files import TrainingError, close_locks
+from .files import TrainingError
+from .lock import close_locks
 from .recipe import Recipe
 from .sources import Images, Problems, Stream
+from .stop import prepare_worker_signals
 
 EVAL_PIXELS = 2**20  # of an evaluation batch at least: a thousand images of 32 pixels
 RESIDENT_BYTES = 2 * 2**30  # more than this stays on the disk and goes through workers
@@ -377,16 +378,7 @@ class _FilledCollate:
 def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)
     close_locks()  # a worker outlives a killed run for seconds, and would hold its folder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _outlive_one)
-
-
-def _outlive_one(number: int, frame: Any) -> None:
-    """Schedulers send SIGTERM to all processes of a run; its own needs the workers until it has saved a checkpoint.
-
-    A second one ends the worker: where a worker hangs, that is how Python ends it when the run exits.
-    """
-    signal.signal(number, signal.SIG_DFL)
+    prepare_worker_signals()
 
 
 def _loader(dataset: Any, workers: int, device: torch.device, seed: int = 0, **options: Any) -> DataLoader:

@@ -6,7 +6,6 @@ pair. Their mean has Student's interval over the seeds; where that holds zero, t
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -22,11 +21,13 @@ from ..analysis import Setting, count_flops, count_parameters, measure_memory
 from ..models.build import check_size, plain_name, split_name
 from .files import TrainingError, make_folder, write_json
 from .logs import read_metrics
-from .loop import Progress, Stopped, Trainer, agreed, check_same_recipe
 from .network import build_network, preparation_of
-from .parts import make_accelerator
+from .processes import Processes, init_processes
 from .recipe import Recipe
+from .run_folder import check_same_recipe
 from .sources import open_data
+from .summary import read_summary
+from .trainer import Progress, Stopped, Trainer
 
 CONFIDENCE = 0.95
 TOGETHER = 4  # runs that share one GPU
@@ -176,15 +177,15 @@ def compare(
     names = networks_of(models)
     if not seeds or len(set(seeds)) != len(seeds):
         raise TrainingError(f"seeds must be different numbers, got {list(seeds)}")
-    accelerator = make_accelerator(recipe)
-    folder = agreed(folder, accelerator)
+    processes = init_processes(recipe)
+    folder = processes.broadcast(folder)
     data = open_data(recipe)
     costs = {}
     for name in names:  # before any training: an unknown name or a network that does not fit is found here
         show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
-        costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), len(data.classes), accelerator)
+        costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), len(data.classes), processes)
     make_folder(folder)
-    together = _together(together, recipe, accelerator)
+    together = _together(together, recipe, processes)
     for name in names:
         unfinished = []
         for seed in seeds:
@@ -196,8 +197,8 @@ def compare(
                 unfinished.append((seed, path))
         trainers = (
             Trainer(
-                recipe_for(recipe, name, seed), path, resume=resume, data=data, accelerator=accelerator,
-                stop=stop, show=show, command=command,
+                recipe_for(recipe, name, seed), path, resume=resume, data=data, processes=processes,
+                stop=stop, show=show, command=command, separate_random_state=together > 1,
             )
             for seed, path in unfinished
         )  # fmt: skip
@@ -214,7 +215,7 @@ def compare(
         results.append(Result(name, folders, accuracies, cost, difference))
     shared = min(together, len(seeds))
     comparison = Comparison(recipe, folder, list(seeds), results, shared, command, list(data.notes))
-    if accelerator.is_main_process:
+    if processes.is_main:
         write_json(folder / "comparison.json", _as_json(comparison))
     return comparison
 
@@ -227,7 +228,6 @@ def in_turns(trainers: Iterator[Trainer], together: int) -> Iterator[Progress]:
     try:
         while True:
             while stopped is None and len(active) < together and (trainer := next(trainers, None)) is not None:
-                trainer.own_random = together > 1
                 active.append((trainer, trainer.run()))
             if not active:
                 break
@@ -249,35 +249,24 @@ def in_turns(trainers: Iterator[Trainer], together: int) -> Iterator[Progress]:
             trainer.close()
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary.json of a finished run."""
-    path = folder / "summary.json"
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise TrainingError(f"{folder} holds no finished run: {path.name} is missing") from error
-    except json.JSONDecodeError as error:
-        raise TrainingError(f"{path} is damaged: {error}") from error
-
-
-def _together(asked: int | None, recipe: Recipe, accelerator: Any) -> int:
+def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
     """How many runs share the device: several only where one process drives one GPU."""
-    possible = accelerator.num_processes == 1 and recipe.precision != "float16"  # whose scaler is the accelerator's
+    possible = processes.world_size == 1 and recipe.precision != "float16"
     if asked is None:
-        return TOGETHER if possible and accelerator.device.type == "cuda" else 1
+        return TOGETHER if possible and processes.device.type == "cuda" else 1
     if asked > 1 and not possible:
         raise TrainingError(f"--together {asked} needs one process and a precision other than float16")
     return asked
 
 
-def _static_cost(recipe: Recipe, classes: int, accelerator: Any) -> tuple[int, int, int]:
-    device = accelerator.device
+def _static_cost(recipe: Recipe, classes: int, processes: Processes) -> tuple[int, int, int]:
+    device = processes.device
     network = build_network(recipe.replace(pretrained=False, weights=None), classes)
     check_size(network, recipe.model, preparation_of(network, recipe).size)
     flops = count_flops(network, recipe.image_size)
     parameters = count_parameters(network)
     precision: Any = {"tf32": "float32"}.get(recipe.precision, recipe.precision)
-    images = max(1, recipe.batch_size // (recipe.accumulate * accelerator.num_processes))
+    images = max(1, recipe.batch_size // (recipe.accumulate * processes.world_size))
     setting = Setting(images, recipe.image_size, device.type, precision, recipe.channels_last)
     try:
         memory = measure_memory(network, setting)

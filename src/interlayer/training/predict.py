@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -14,15 +15,16 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ..models import load_weights
+from ..tasks import Scores, make_task
 from .augment import Finish
 from .batches import LoadedEvalBatches, Preparation, Share, eval_batches
-from .compare import read_summary
-from .evaluation import Scores, evaluate_batches
+from .evaluation import evaluate_batches
 from .files import TrainingError
-from .loop import Progress
-from .network import build_network
 from .recipe import Recipe, read_recipe
+from .setup import build_network
 from .sources import Data, FolderImages, Images, Problems, open_data, open_rgb
+from .summary import read_summary
+from .trainer import Progress
 
 BATCH = 64
 PARTS = ("train", "val", "validation", "valid", "test", "cifar-10-batches-py", "cifar-100-python")
@@ -83,7 +85,8 @@ class TrainedNetwork:
         summary = read_summary(folder)
         self.recipe = read_recipe(folder / "recipe.yaml")
         self.classes: list[str] = summary["classes"]
-        self.network = build_network(self.recipe.replace(pretrained=False, weights=None), len(self.classes))
+        self.task = make_task(dataclasses.asdict(self.recipe.replace(pretrained=False, weights=None)), self.classes)
+        self.network = build_network(self.task)
         load_weights(self.network, weights or folder / "weights.safetensors")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.network.to(self.device).eval()
@@ -95,8 +98,6 @@ class TrainedNetwork:
 
     def evaluate(self, data: str | None = None, show: Callable[[Progress], None] = lambda p: None) -> dict[str, Any]:
         """Scores on the test images of the run's data, or of `data`: overall, by class, and how well calibrated."""
-        from torchmetrics.functional.classification import binary_calibration_error, multiclass_confusion_matrix
-
         recipe = self.recipe.replace(data=data or self.recipe.data, num_classes=len(self.classes), validation=0)
         opened = _whole_folder(recipe, self.classes) or open_data(recipe)
         for note in opened.notes:
@@ -109,19 +110,13 @@ class TrainedNetwork:
             opened.test, recipe, self.preparation, len(self.classes), Share(), self.device, opened.problems
         )
         scores = self._scores(batches, show)
-        assert scores.predictions is not None
-        assert scores.confidences is not None
-        labels, predicted = scores.predictions[:, 1], scores.predictions[:, 2]
-        confusion = multiclass_confusion_matrix(predicted, labels, max(2, len(self.classes))).tolist()
         return {
             "model": self.recipe.model,
             "data": recipe.data,
             "images": scores.count,
-            "accuracy": scores.accuracy,
-            "top5": scores.top5,
-            "loss": scores.loss,
-            "calibration_error": float(binary_calibration_error(scores.confidences, predicted == labels)),
-            "classes": [self._of_class(label, confusion[label]) for label in range(len(self.classes))],
+            **{metric.name: scores.metrics[metric.name] for metric in self.task.eval_metrics},
+            "loss": scores.metrics["loss"],
+            **self.task.details(scores),
             "bad_images": opened.problems.found,
         }
 
@@ -156,23 +151,10 @@ class TrainedNetwork:
         return [found[place] for place in sorted(found)]
 
     def _scores(self, batches: Any, show: Callable[[Progress], None]) -> Scores:
-        from contextlib import nullcontext
-
-        scores = Scores.none()
-        how = self.finish, nullcontext, len(self.classes)
-        for done, evaluated in enumerate(evaluate_batches(self.network, batches, *how, predictions=True)):
+        scores = None
+        evaluation = evaluate_batches(self.task, self.network, batches, normalize=self.finish.normalise, records=True)
+        for done, evaluated in enumerate(evaluation):
             scores = evaluated
             show(Progress(Path("evaluating"), "evaluating", 0, 1, done, math.ceil(batches.count / BATCH)))
+        assert scores is not None
         return scores
-
-    def _of_class(self, label: int, taken_for: list[int]) -> dict[str, Any]:
-        """One row of the confusion matrix, in words."""
-        others = [0 if i == label else count for i, count in enumerate(taken_for)]
-        most = max(others)
-        return {
-            "class": self.classes[label],
-            "images": sum(taken_for),
-            "accuracy": taken_for[label] / sum(taken_for) if any(taken_for) else None,
-            "taken_for": self.classes[others.index(most)] if most else None,
-            "taken_for_images": most,
-        }

@@ -21,12 +21,13 @@ from ..analysis import layer_scores, plot_layer_scores
 from ..hosts import attached_mechanisms
 from ..models import load_weights
 from .augment import Finish
-from .compare import Comparison, points, read_summary
+from .compare import Comparison, points
 from .files import write_text
 from .logs import read_metrics
 from .network import build_network, preparation_of
 from .recipe import Recipe, read_recipe
 from .sources import Images, open_data
+from .summary import read_summary
 
 COLOURS = ("#3b6ea8", "#c8553d", "#4a8f5b", "#8a63a8", "#b58a2b", "#4b9c9c")
 SHOWN_IMAGES = 24
