@@ -50,7 +50,7 @@ def main() -> None:
 
         for _ in range(12):
             step()
-        images, labels = trainer.batches.prepare(next(trainer.batches.epoch(0)))
+        images, labels = trainer.batches.transform_batch(next(trainer.batches.epoch(0)))
 
         def bare() -> None:
             trainer.optimizer.zero_grad(set_to_none=True)

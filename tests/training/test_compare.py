@@ -4,7 +4,7 @@ import json
 import statistics
 
 import pytest
-from test_loop import assert_same_run
+from run_folders import assert_same_run
 
 from interlayer.training import Stopped, TrainingError, compare
 from interlayer.training.compare import (
@@ -76,7 +76,7 @@ def test_runs_of_one_seed_see_the_same_batches_whatever_the_network(small, tmp_p
         trainer = Trainer(recipe_for(recipe, model, 3), tmp_path / model)
         trainer._set_up(lambda *_: None)
         trainer.batches.seed(0, 0)
-        seen.append(trainer.batches.prepare(next(trainer.batches.epoch(0))))
+        seen.append(trainer.batches.transform_batch(next(trainer.batches.epoch(0))))
         trainer.close()
     assert (seen[0][0] == seen[1][0]).all()
     assert (seen[0][1] == seen[1][1]).all()

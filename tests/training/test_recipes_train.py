@@ -15,8 +15,9 @@ from torchvision import transforms
 
 from interlayer.hosts import attached_mechanisms
 from interlayer.training import Trainer, load_recipe
-from interlayer.training.augment import Finish
-from interlayer.training.batches import LoadedTrainBatches, ResidentTrainBatches, Share
+from interlayer.training.data import BatchTransform
+from interlayer.training.data.resident import ResidentTrainBatches
+from interlayer.training.data.workers import LoadedTrainBatches
 from interlayer.training.network import build_network
 from interlayer.training.parts import make_scheduler
 from interlayer.training.recipe import Recipe, list_recipes
@@ -98,15 +99,20 @@ def check_mixing(trainer, recipe):
     images, labels = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2, 3])
     images[:2] = 200
     generator = torch.Generator().manual_seed(0)
-    results = [trainer.finish(images, labels, generator) for _ in range(20)]
+    results = [trainer.batches.batch_transform(images, labels, generator) for _ in range(20)]
     assert all(targets.shape == (4, 10) for _, targets in results)
     assert len({float(targets[0, 0]) for _, targets in results}) > 10
 
 
+def centred_transform(trainer, recipe):
+    """The recipe's batch transform, for images of mean and standard deviation 0.5."""
+    return BatchTransform.of(recipe, trainer.batches.batch_transform.task, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+
+
 def check_erasing(trainer, recipe):
-    finish = Finish.of(recipe.replace(mixup=0, cutmix=0), 10, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+    transform = centred_transform(trainer, recipe.replace(mixup=0, cutmix=0))
     images = torch.full((40, 3, 16, 16), 255, dtype=torch.uint8)
-    out, _ = finish(images, torch.zeros(40, dtype=torch.long), torch.Generator().manual_seed(0))
+    out, _ = transform(images, torch.zeros(40, dtype=torch.long), torch.Generator().manual_seed(0))
     touched = (out != 1).any(dim=(1, 2, 3)).float().mean()
     assert 0 < touched < 0.6
     assert (out[out != 1].unique().numel() > 1) == (recipe.erasing_mode == "pixel")
@@ -115,7 +121,7 @@ def check_erasing(trainer, recipe):
 def check_label_smoothing(trainer, recipe):
     if recipe.mixes:
         images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-        _, targets = trainer.finish(images, torch.tensor([0, 0]), torch.Generator())
+        _, targets = trainer.batches.batch_transform(images, torch.tensor([0, 0]), torch.Generator())
         assert targets.min() == pytest.approx(recipe.label_smoothing / 10)
     else:
         batch = next(trainer.batches.epoch(0))
@@ -138,7 +144,7 @@ def check_decay_groups(trainer, recipe):
 
 
 def check_channels_last(trainer, recipe):
-    images, _ = trainer.batches.prepare(next(trainer.batches.epoch(0)))
+    images, _ = trainer.batches.transform_batch(next(trainer.batches.epoch(0)))
     assert images.is_contiguous(memory_format=torch.channels_last)
     weight = next(p for p in trainer.network.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1)
     assert weight.is_contiguous(memory_format=torch.channels_last)
@@ -158,7 +164,7 @@ def drop_paths(network):
 
 def check_central_crop(trainer, recipe):
     """The image that evaluation crops is larger than the crop by that factor."""
-    cropped, *_ = trainer.preparation.evaluation().transforms
+    cropped, *_ = trainer.transform.evaluation().transforms
     assert cropped.size == int(SIZE / recipe.crop_pct)
 
 
@@ -168,13 +174,12 @@ def check_zero_head(trainer, recipe):
 
 def white_batch(trainer, recipe):
     """A batch of white images, as the recipe crops and flips them: [B, 3, H, W], 1 where white, -1 where padded."""
-    batches = ResidentTrainBatches(trainer.batches.images, recipe, trainer.finish, Share())
+    batches = ResidentTrainBatches(trainer.batches.images, dataclasses.replace(trainer.loading, recipe=recipe))
     batches.images.pixels.fill_(255)
     batches.images.pixels[..., : SIZE // 2] = 128  # the left half is grey
     batches.seed(0, 0)
-    finish = Finish.of(recipe.replace(mixup=0, cutmix=0, erasing=0), 10, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
-    batches.finish = finish
-    return batches.prepare(torch.arange(100))[0]
+    batches.batch_transform = centred_transform(trainer, recipe.replace(mixup=0, cutmix=0, erasing=0))
+    return batches.transform_batch(torch.arange(100))[0]
 
 
 def check_padding(trainer, recipe):
@@ -196,12 +201,12 @@ CHECKS = {
         {m.channels // m.heads for m in attached_mechanisms(t.network).values()}
         == {r.attach_options["channels_per_head"]}
     ),
-    "image_size": lambda t, r: t.batches.prepare(next(t.batches.epoch(0)))[0].shape[-2:] == (SIZE, SIZE),
-    "batch_size": lambda t, r: t.batches.share == BATCH,
+    "image_size": lambda t, r: t.batches.transform_batch(next(t.batches.epoch(0)))[0].shape[-2:] == (SIZE, SIZE),
+    "batch_size": lambda t, r: t.batches.images_per_rank == BATCH,
     "epochs": lambda t, r: t._progress("training", 0, 1, 1).epochs == r.epochs,
-    "mean": lambda t, r: torch.allclose(t.finish.mean.flatten(), torch.tensor(r.mean) * 255),
-    "std": lambda t, r: torch.allclose(t.finish.std.flatten(), torch.tensor(r.std) * 255),
-    "interpolation": lambda t, r: t.preparation.interpolation == r.interpolation,
+    "mean": lambda t, r: torch.allclose(t.batches.batch_transform.mean.flatten(), torch.tensor(r.mean) * 255),
+    "std": lambda t, r: torch.allclose(t.batches.batch_transform.std.flatten(), torch.tensor(r.std) * 255),
+    "interpolation": lambda t, r: t.transform.interpolation == r.interpolation,
     "crop_pct": check_central_crop,
     "validation": lambda t, r: t.watched_batches.count == 24 and len(t.data.test) == 40,
     "crop": lambda t, r: isinstance(t.batches, ResidentTrainBatches if r.crop == "padded" else LoadedTrainBatches),

@@ -20,13 +20,13 @@ import torch
 
 from ..analysis import Setting, count_flops, count_parameters, measure_memory
 from ..models.build import check_size, plain_name, split_name
+from .data import ImageTransform, open_data
 from .files import TrainingError, make_folder, write_json
 from .logs import read_metrics
 from .loop import Progress, Stopped, Trainer, agreed, check_same_recipe
-from .network import build_network, preparation_of
+from .network import build_network
 from .parts import make_accelerator
 from .recipe import Recipe
-from .sources import open_data
 
 CONFIDENCE = 0.95
 TOGETHER = 4  # runs that share one GPU
@@ -273,7 +273,7 @@ def _together(asked: int | None, recipe: Recipe, accelerator: Any) -> int:
 def _static_cost(recipe: Recipe, classes: int, accelerator: Any) -> tuple[int, int, int]:
     device = accelerator.device
     network = build_network(recipe.replace(pretrained=False, weights=None), classes)
-    check_size(network, recipe.model, preparation_of(network, recipe).size)
+    check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
     flops = count_flops(network, recipe.image_size)
     parameters = count_parameters(network)
     precision: Any = {"tf32": "float32"}.get(recipe.precision, recipe.precision)

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.checkpoints import write_tensors
-from .augment import Finish
-from .batches import EvalBatches
+from .data import BatchTransform, EvalBatches
 from .files import TrainingError
 
 
@@ -46,7 +45,7 @@ class Scores:
 def evaluate_batches(
     model: Callable[[Tensor], Tensor],
     batches: EvalBatches,
-    finish: Finish,
+    batch_transform: BatchTransform,
     autocast: Callable[[], AbstractContextManager[Any]],
     classes: int,
     accelerator: Any = None,
@@ -62,7 +61,7 @@ def evaluate_batches(
     for pixels, labels, places in batches:
         with torch.no_grad():
             with autocast():
-                logits = model(finish.normalise(pixels))
+                logits = model(batch_transform.normalize(pixels))
             logits = logits.float()
             counts = places >= 0
             losses = F.cross_entropy(logits, labels, reduction="none") * counts

@@ -10,6 +10,7 @@ augmentation, forward and backward pass are captured into one CUDA graph and rep
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -32,17 +33,18 @@ from torch.nn.parallel import DistributedDataParallel
 from ..hosts.probe import reason
 from ..models.build import check_size
 from ..models.checkpoints import save_weights
-from .augment import Finish
-from .batches import EvalBatches, ResidentTrainBatches, Share, eval_batches, mixed_seed, seed_libraries, train_batches
+from ..tasks import make_task
 from .checkpoint import Checkpoints, random_state, restore_random_state
+from .data import Data, EvalBatches, ImageTransform, LoadingContext, Ranks, eval_batches, open_data, train_batches
+from .data.resident import ResidentTrainBatches
+from .data.seeds import mixed_seed, seed_libraries
 from .evaluation import Scores, evaluate_batches
 from .files import FolderLock, TrainingError, write_json, write_text
 from .logs import Logs, check_logs
-from .network import build_network, preparation_of
+from .network import build_network
 from .parts import compiled, make_accelerator, make_optimizer, make_scheduler, set_precision, versions
 from .recipe import Recipe, differences, read_recipe
 from .sharding import full_state, load_full_state, load_full_weights, shard
-from .sources import Data, open_data
 
 logger = logging.getLogger(__name__)
 WARMUP_STEPS = 3  # before a CUDA graph is captured
@@ -130,7 +132,7 @@ class Trainer:
         self.accelerator = accelerator or make_accelerator(recipe)
         self.folder = agreed(folder, self.accelerator)
         self.device: torch.device = self.accelerator.device
-        self.share = Share(self.accelerator.process_index, self.accelerator.num_processes)
+        self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes)
         self.main = self.accelerator.is_main_process
         self.data = data
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
@@ -191,19 +193,20 @@ class Trainer:
         self.data = self.data or open_data(recipe)
         self.classes = self.data.classes
         self.network = build_network(recipe, len(self.classes))
-        self.preparation = preparation_of(self.network, recipe)
-        check_size(self.network, recipe.model, self.preparation.size)
-        self.finish = Finish.of(recipe, len(self.classes), self.preparation.mean, self.preparation.std, self.device)
-        common = self.preparation, self.finish, self.share, self.device, self.data.problems, report
-        self.batches = train_batches(self.data.train, recipe, *common)
+        self.transform = ImageTransform.of(self.network, recipe)
+        check_size(self.network, recipe.model, self.transform.size)
+        task = make_task(dataclasses.asdict(recipe), self.classes)
+        self.loading = LoadingContext(recipe, task, self.transform, self.ranks, self.device, self.data.problems, report)
+        self.batch_transform = self.loading.batch_transform
+        self.batches = train_batches(self.data.train, self.loading)
         watched = self.data.validation if self.data.validation is not None else self.data.test
-        self.watched_batches = self._eval_batches(watched, report)
+        self.watched_batches = eval_batches(watched, self.loading)
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # what was loaded is there for every stream
         memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.network.to(self.device, memory_format=memory_format)  # type: ignore[call-overload]
         if recipe.sync_batchnorm:
-            if self.share.processes > 1 and self.device.type == "cuda":
+            if self.ranks.world_size > 1 and self.device.type == "cuda":
                 self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)
             else:
                 logger.warning("sync_batchnorm=true does nothing here: it is for several GPUs")
@@ -216,14 +219,14 @@ class Trainer:
         self.stepper = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
         self.ema = ModelEmaV3(self.network, decay=recipe.ema) if recipe.ema else None
         self.trained: nn.Module = self.network
-        if recipe.sharding == "none" and self.share.processes > 1:
+        if recipe.sharding == "none" and self.ranks.world_size > 1:
             devices = [self.device.index] if self.device.type == "cuda" else None
             self.trained = DistributedDataParallel(self.network, device_ids=devices)
         # evaluation runs the plain network: compiling that too takes longer than it saves
         self.run_model: Any = self.trained if recipe.compile == "no" else compiled(self.trained, recipe.compile)
         self.soft_loss = SoftTargetCrossEntropy()
         self.sums = Sums.zeros(self.device)
-        self._seed("steps", self.share.rank)
+        self._seed("steps", self.ranks.rank)
         if self.resume:
             self._restore()
         if self.main and not (self.folder / "recipe.yaml").exists():  # only now: a mistake above leaves nothing behind
@@ -232,19 +235,6 @@ class Trainer:
 
     def _seed(self, purpose: str, *parts: int) -> None:
         seed_libraries(mixed_seed(purpose, self.recipe.seed, *parts))
-
-    def _eval_batches(self, images: Any, report: Callable[[str, int, int], None] = lambda *_: None) -> EvalBatches:
-        assert self.data is not None
-        return eval_batches(
-            images,
-            self.recipe,
-            self.preparation,
-            len(self.classes),
-            self.share,
-            self.device,
-            self.data.problems,
-            report,
-        )
 
     # Running
 
@@ -310,7 +300,7 @@ class Trainer:
 
     def _must_read(self, step: int) -> bool:
         """Whether to wait for the sums: always on a CPU, where nothing waits; several processes must do it together."""
-        return step % AGREE_STEPS == 0 if self.share.processes > 1 else self.device.type == "cpu"
+        return step % AGREE_STEPS == 0 if self.ranks.world_size > 1 else self.device.type == "cpu"
 
     def _peek(self, epoch: int) -> None:
         """Look at the sums of a while ago without waiting for the GPU."""
@@ -359,7 +349,7 @@ class Trainer:
         return self.trained.no_sync() if isinstance(self.trained, DistributedDataParallel) else nullcontext()
 
     def _forward_backward(self, batch: Any, weight: float = 1.0) -> None:
-        images, targets = self.batches.prepare(batch)
+        images, targets = self.batches.transform_batch(batch)
         with self._autocast():
             logits = self.run_model(images)
         logits = logits.float()
@@ -391,7 +381,7 @@ class Trainer:
             return "there is no GPU"
         if not isinstance(self.batches, ResidentTrainBatches):
             return "the images are not resident"
-        if self.share.processes > 1 or self.recipe.accumulate > 1:
+        if self.ranks.world_size > 1 or self.recipe.accumulate > 1:
             return "one process and accumulate=1 are needed"
         if self.recipe.precision == "float16":
             return "float16's scaler looks at the gradients"
@@ -424,7 +414,7 @@ class Trainer:
         """Read the sums; stop if a loss was not finite."""
         self.read, self.peeked = self.sums.values.tolist(), None
         self.read_at = time.perf_counter()
-        if self.share.processes > 1:
+        if self.ranks.world_size > 1:
             gathered = self.accelerator.gather(self.sums.values[None])
             seen = gathered[:, 3][gathered[:, 3] >= 0]  # one process passes it on to the others a step later
             first_bad = float(seen.min()) if len(seen) else -1.0
@@ -443,7 +433,7 @@ class Trainer:
 
     def _asked_to_stop(self, step: int, ended: bool) -> bool:
         asked = self.stop()
-        if self.share.processes == 1:
+        if self.ranks.world_size == 1:
             return asked
         if step % AGREE_STEPS and not ended:
             return False
@@ -514,7 +504,7 @@ class Trainer:
             yield from evaluate_batches(
                 network,
                 batches,
-                self.finish,
+                self.batch_transform,
                 self._autocast,
                 len(self.classes),
                 self.accelerator,
@@ -530,7 +520,7 @@ class Trainer:
 
     def _agree_on_buffers(self, network: nn.Module) -> None:
         """Give all processes the first one's batch norm statistics, which drift apart."""
-        if self.share.processes > 1:
+        if self.ranks.world_size > 1:
             for buffer in network.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
@@ -554,8 +544,8 @@ class Trainer:
             tensors, optimizer = self.network.state_dict(), self.optimizer.state_dict()
         own = {"random": random_state(self.device), "sums": self.sums.values.cpu(), "step": int(self.sums.step)}
         states = [own]
-        if self.share.processes > 1:
-            states = [{}] * self.share.processes
+        if self.ranks.world_size > 1:
+            states = [{}] * self.ranks.world_size
             torch.distributed.all_gather_object(states, own)
         if self.main:
             weights = {"weights": tensors}
@@ -589,14 +579,14 @@ class Trainer:
 
     def _restore(self) -> None:
         found = self.checkpoints.load() if self.main else None
-        if self.share.processes > 1:  # the other processes may be on machines that do not see the folder
+        if self.ranks.world_size > 1:  # the other processes may be on machines that do not see the folder
             found = broadcast_object_list([found])[0]
         if found is None:
             return
         path, weights, state = found
-        if len(state["processes"]) != self.share.processes:
+        if len(state["processes"]) != self.ranks.world_size:
             raise TrainingError(
-                f"{path} was written by {len(state['processes'])} processes, these are {self.share.processes}: "
+                f"{path} was written by {len(state['processes'])} processes, these are {self.ranks.world_size}: "
                 f"use as many"
             )
         if self.recipe.sharding == "fsdp":
@@ -608,7 +598,7 @@ class Trainer:
             self.ema.module.load_state_dict(weights["ema"])
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        own = state["processes"][self.share.rank]
+        own = state["processes"][self.ranks.rank]
         epoch, start = state["position"]
         if start:
             self.sums.restart(own["step"])
@@ -627,7 +617,7 @@ class Trainer:
         assert self.data is not None
         chosen, batches = self.recipe.epochs, self.watched_batches
         if self.best is not None and self.best_weights is not None:
-            chosen, batches = int(self.best["epoch"]), self._eval_batches(self.data.test)
+            chosen, batches = int(self.best["epoch"]), eval_batches(self.data.test, self.loading)
             self._load_weights(self.best_weights)
         scores = Scores.none()
         for evaluated in self._evaluate(batches, predictions=True):
@@ -659,14 +649,14 @@ class Trainer:
             "epochs": self.recipe.epochs,
             "train_images": len(self.data.train),
             "classes": list(self.classes),
-            "image_size": self.preparation.size,
-            "mean": list(self.preparation.mean),
-            "std": list(self.preparation.std),
-            "crop_pct": self.preparation.crop_pct,
-            "interpolation": self.preparation.interpolation,
+            "image_size": self.transform.size,
+            "mean": list(self.transform.mean),
+            "std": list(self.transform.std),
+            "crop_pct": self.transform.crop_pct,
+            "interpolation": self.transform.interpolation,
             "seconds": self.seconds,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU",
-            "processes": self.share.processes,
+            "processes": self.ranks.world_size,
             "bad_images": self.data.problems.found,
             "notes": self.data.notes,
             "command": self.command,
