@@ -51,7 +51,7 @@ def main() -> None:
         for _ in range(12):
             step()
         setup = trainer.loop.setup
-        images, labels = setup.batches.prepare(next(setup.batches.epoch(0)))
+        images, labels = setup.batches.transform_batch(next(setup.batches.epoch(0)))
 
         def bare() -> None:
             setup.optimizer.zero_grad(set_to_none=True)

@@ -18,8 +18,8 @@ import torch
 
 from interlayer.training import Trainer, load_recipe
 from interlayer.training.compare import in_turns
+from interlayer.training.data import open_data
 from interlayer.training.processes import init_processes
-from interlayer.training.sources import open_data
 
 DATA = {"images": 50_000, "test_images": 10_000, "classes": 10, "size": 32}
 

@@ -4,7 +4,7 @@ import json
 import statistics
 
 import pytest
-from test_loop import assert_same_run
+from run_folders import assert_same_run
 
 from interlayer.training import Stopped, TrainingError, compare
 from interlayer.training.compare import (
@@ -76,7 +76,7 @@ def test_runs_of_one_seed_see_the_same_batches_whatever_the_network(small, tmp_p
     for model in ("preresnet20_cifar", LIGHT):
         batches = set_up(recipe_for(recipe, model, 3), init_processes(recipe), None).batches
         batches.seed(0, 0)
-        seen.append(batches.prepare(next(batches.epoch(0))))
+        seen.append(batches.transform_batch(next(batches.epoch(0))))
     assert (seen[0][0] == seen[1][0]).all()
     assert (seen[0][1] == seen[1][1]).all()
 

@@ -1,6 +1,5 @@
 """The training loop: it learns, is reproducible, loses nothing, and stops where it must."""
 
-import csv
 import importlib.util
 import json
 import os
@@ -13,38 +12,15 @@ import time
 
 import pytest
 import torch
+from run_folders import assert_same_run, metrics, weights
 
 from interlayer.models.checkpoints import read_checkpoint
 from interlayer.training import Stopped, Trainer, TrainingError, train
 from interlayer.training.checkpoint import Checkpoints
 from interlayer.training.lock import FolderLock
-from interlayer.training.logs import TIMES
 from interlayer.training.setup import TrainingSetup
 from interlayer.training.step import EpochSums, TrainStep
 from interlayer.training.trainer import TrainingLoop
-
-
-def weights(folder):
-    return read_checkpoint(folder / "weights.safetensors")[0]
-
-
-def metrics(folder):
-    """The rows of metrics.csv as text, without the columns of time."""
-    with open(folder / "metrics.csv", newline="") as file:
-        return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
-
-
-def assert_same_run(first, second):
-    """Bit for bit: weights, metrics, test scores."""
-    ours, theirs = weights(first), weights(second)
-    assert list(ours) == list(theirs)
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-    assert metrics(first) == metrics(second)
-    assert (
-        json.loads((first / "summary.json").read_text())["test"]
-        == (json.loads((second / "summary.json").read_text())["test"])
-    )
-
 
 RICH = {
     "drop_rate": 0.2,

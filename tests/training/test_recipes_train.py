@@ -15,8 +15,9 @@ from torchvision import transforms
 
 from interlayer.hosts import attached_mechanisms
 from interlayer.training import Trainer, load_recipe
-from interlayer.training.augment import Finish
-from interlayer.training.batches import LoadedTrainBatches, ResidentTrainBatches, Share
+from interlayer.training.data import BatchTransform
+from interlayer.training.data.resident import ResidentTrainBatches
+from interlayer.training.data.workers import LoadedTrainBatches
 from interlayer.training.network import build_network
 from interlayer.training.optimization import make_scheduler
 from interlayer.training.recipe import Recipe, list_recipes
@@ -93,15 +94,20 @@ def check_mixing(loop, recipe):
     images, labels = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2, 3])
     images[:2] = 200
     generator = torch.Generator().manual_seed(0)
-    results = [loop.setup.finish(images, labels, generator) for _ in range(20)]
+    results = [loop.setup.batches.batch_transform(images, labels, generator) for _ in range(20)]
     assert all(targets.shape == (4, 10) for _, targets in results)
     assert len({float(targets[0, 0]) for _, targets in results}) > 10
 
 
+def centred_transform(loop, recipe):
+    """The recipe's batch transform, for images of mean and standard deviation 0.5."""
+    return BatchTransform.of(recipe, loop.setup.batches.batch_transform.task, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+
+
 def check_erasing(loop, recipe):
-    finish = Finish.of(recipe.replace(mixup=0, cutmix=0), 10, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+    transform = centred_transform(loop, recipe.replace(mixup=0, cutmix=0))
     images = torch.full((40, 3, 16, 16), 255, dtype=torch.uint8)
-    out, _ = finish(images, torch.zeros(40, dtype=torch.long), torch.Generator().manual_seed(0))
+    out, _ = transform(images, torch.zeros(40, dtype=torch.long), torch.Generator().manual_seed(0))
     touched = (out != 1).any(dim=(1, 2, 3)).float().mean()
     assert 0 < touched < 0.6
     assert (out[out != 1].unique().numel() > 1) == (recipe.erasing_mode == "pixel")
@@ -110,7 +116,7 @@ def check_erasing(loop, recipe):
 def check_label_smoothing(loop, recipe):
     if recipe.mixes:
         images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-        _, targets = loop.setup.finish(images, torch.tensor([0, 0]), torch.Generator())
+        _, targets = loop.setup.batches.batch_transform(images, torch.tensor([0, 0]), torch.Generator())
         assert targets.min() == pytest.approx(recipe.label_smoothing / 10)
     else:
         batch = next(loop.setup.batches.epoch(0))
@@ -131,7 +137,7 @@ def check_decay_groups(loop, recipe):
 
 
 def check_channels_last(loop, recipe):
-    images, _ = loop.setup.batches.prepare(next(loop.setup.batches.epoch(0)))
+    images, _ = loop.setup.batches.transform_batch(next(loop.setup.batches.epoch(0)))
     assert images.is_contiguous(memory_format=torch.channels_last)
     weight = next(p for p in loop.setup.network.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1)
     assert weight.is_contiguous(memory_format=torch.channels_last)
@@ -151,7 +157,7 @@ def drop_paths(network):
 
 def check_central_crop(loop, recipe):
     """The image that evaluation crops is larger than the crop by that factor."""
-    cropped, *_ = loop.setup.preparation.evaluation().transforms
+    cropped, *_ = loop.setup.loading.transform.evaluation().transforms
     assert cropped.size == int(SIZE / recipe.crop_pct)
 
 
@@ -161,13 +167,12 @@ def check_zero_head(loop, recipe):
 
 def white_batch(loop, recipe):
     """A batch of white images, as the recipe crops and flips them: [B, 3, H, W], 1 where white, -1 where padded."""
-    batches = ResidentTrainBatches(loop.setup.batches.images, recipe, loop.setup.finish, Share())
+    batches = ResidentTrainBatches(loop.setup.batches.images, dataclasses.replace(loop.setup.loading, recipe=recipe))
     batches.images.pixels.fill_(255)
     batches.images.pixels[..., : SIZE // 2] = 128  # the left half is grey
     batches.seed(0, 0)
-    finish = Finish.of(recipe.replace(mixup=0, cutmix=0, erasing=0), 10, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
-    batches.finish = finish
-    return batches.prepare(torch.arange(100))[0]
+    batches.batch_transform = centred_transform(loop, recipe.replace(mixup=0, cutmix=0, erasing=0))
+    return batches.transform_batch(torch.arange(100))[0]
 
 
 def check_padding(loop, recipe):
@@ -189,12 +194,14 @@ CHECKS = {
         {m.channels // m.heads for m in attached_mechanisms(t.setup.network).values()}
         == {r.attach_options["channels_per_head"]}
     ),
-    "image_size": lambda t, r: t.setup.batches.prepare(next(t.setup.batches.epoch(0)))[0].shape[-2:] == (SIZE, SIZE),
-    "batch_size": lambda t, r: t.setup.batches.share == BATCH,
+    "image_size": lambda t, r: (
+        t.setup.batches.transform_batch(next(t.setup.batches.epoch(0)))[0].shape[-2:] == (SIZE, SIZE)
+    ),
+    "batch_size": lambda t, r: t.setup.batches.images_per_rank == BATCH,
     "epochs": lambda t, r: t._progress("training", 0, 1).epochs == r.epochs,
-    "mean": lambda t, r: torch.allclose(t.setup.finish.mean.flatten(), torch.tensor(r.mean) * 255),
-    "std": lambda t, r: torch.allclose(t.setup.finish.std.flatten(), torch.tensor(r.std) * 255),
-    "interpolation": lambda t, r: t.setup.preparation.interpolation == r.interpolation,
+    "mean": lambda t, r: torch.allclose(t.setup.batches.batch_transform.mean.flatten(), torch.tensor(r.mean) * 255),
+    "std": lambda t, r: torch.allclose(t.setup.batches.batch_transform.std.flatten(), torch.tensor(r.std) * 255),
+    "interpolation": lambda t, r: t.setup.loading.transform.interpolation == r.interpolation,
     "crop_pct": check_central_crop,
     "validation": lambda t, r: t.setup.held_out.count == 24 and len(t.setup.data.test) == 40,
     "crop": lambda t, r: isinstance(

@@ -19,13 +19,13 @@ import torch
 
 from ..analysis import Setting, count_flops, count_parameters, measure_memory
 from ..models.build import check_size, plain_name, split_name
+from .data import ImageTransform, open_data
 from .files import TrainingError, make_folder, write_json
 from .logs import read_metrics
-from .network import build_network, preparation_of
+from .network import build_network
 from .processes import Processes, init_processes
 from .recipe import Recipe
 from .run_folder import check_same_recipe
-from .sources import open_data
 from .summary import read_summary
 from .trainer import Progress, Stopped, Trainer
 
@@ -262,7 +262,7 @@ def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
 def _static_cost(recipe: Recipe, classes: int, processes: Processes) -> tuple[int, int, int]:
     device = processes.device
     network = build_network(recipe.replace(pretrained=False, weights=None), classes)
-    check_size(network, recipe.model, preparation_of(network, recipe).size)
+    check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
     flops = count_flops(network, recipe.image_size)
     parameters = count_parameters(network)
     precision: Any = {"tf32": "float32"}.get(recipe.precision, recipe.precision)

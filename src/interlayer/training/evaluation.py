@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..models.checkpoints import write_tensors
 from ..tasks import Collective, Scores, Task
-from .batches import EvalBatches
+from .data import EvalBatches
 from .files import TrainingError
 from .setup import TrainingSetup
 
@@ -62,7 +62,7 @@ def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool 
     network.eval()
     try:
         yield from evaluate_batches(
-            setup.task, network, batches, normalize=setup.finish.normalise, autocast=setup.autocast,
+            setup.task, network, batches, normalize=setup.batches.batch_transform.normalize, autocast=setup.autocast,
             collective=setup.processes, records=records,
         )  # fmt: skip
     finally:

@@ -9,20 +9,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ..models import load_weights
 from ..tasks import Scores, make_task
-from .augment import Finish
-from .batches import LoadedEvalBatches, Preparation, Share, eval_batches
+from .data import BatchTransform, Data, Images, ImageTransform, LoadingContext, Problems, Ranks, eval_batches, open_data
+from .data.folders import FolderImages
+from .data.images import FileImages
+from .data.workers import LoadedEvalBatches
 from .evaluation import evaluate_batches
 from .files import TrainingError
 from .recipe import Recipe, read_recipe
 from .setup import build_network
-from .sources import Data, FolderImages, Images, Problems, open_data, open_rgb
 from .summary import read_summary
 from .trainer import Progress
 
@@ -39,20 +38,6 @@ def _whole_folder(recipe: Recipe, classes: list[str]) -> Data | None:
     problems = Problems(recipe.on_bad_image)
     images = FolderImages(path, classes, problems)
     return Data(images, None, images, classes, problems)
-
-
-class FileImages(Images):
-    """Image files without labels."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files, self.classes = list(files), []
-        self.labels = np.zeros(len(self.files), dtype=np.int64)
-
-    def name(self, index: int) -> str:
-        return str(self.files[index])
-
-    def open(self, index: int) -> Image.Image:
-        return open_rgb(self.files[index])
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -90,11 +75,11 @@ class TrainedNetwork:
         load_weights(self.network, weights or folder / "weights.safetensors")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.network.to(self.device).eval()
-        self.preparation = Preparation(
+        self.transform = ImageTransform(
             summary["image_size"], tuple(summary["mean"]), tuple(summary["std"]), summary["interpolation"],
             summary["crop_pct"],
         )  # fmt: skip
-        self.finish = Finish.of(self.recipe, len(self.classes), summary["mean"], summary["std"], self.device)
+        self.batch_transform = BatchTransform.of(self.recipe, self.task, summary["mean"], summary["std"], self.device)
 
     def evaluate(self, data: str | None = None, show: Callable[[Progress], None] = lambda p: None) -> dict[str, Any]:
         """Scores on the test images of the run's data, or of `data`: overall, by class, and how well calibrated."""
@@ -106,9 +91,8 @@ class TrainedNetwork:
         if isinstance(opened.test, Images) and theirs != self.classes[: len(theirs)]:
             found, known = ", ".join(theirs[:5]), ", ".join(self.classes[:5])
             raise TrainingError(f"{recipe.data} has other classes than the run: {found}, ... instead of {known}, ...")
-        batches = eval_batches(
-            opened.test, recipe, self.preparation, len(self.classes), Share(), self.device, opened.problems
-        )
+        context = LoadingContext(recipe, self.task, self.transform, Ranks(), self.device, opened.problems)
+        batches = eval_batches(opened.test, context)
         scores = self._scores(batches, show)
         return {
             "model": self.recipe.model,
@@ -131,11 +115,12 @@ class TrainedNetwork:
         """The `top` most likely classes of each file, in the order of the files."""
         images, problems = FileImages(files), Problems(on_bad_image)
         workers = min(self.recipe.workers, len(files) // BATCH)
-        batches = LoadedEvalBatches(images, self.preparation, BATCH, workers, Share(), self.device, problems)
+        context = LoadingContext(self.recipe, self.task, self.transform, Ranks(), self.device, problems)
+        batches = LoadedEvalBatches(images, BATCH, context, workers=workers)
         found: dict[int, dict[str, Any]] = {}
         for pixels, _, places in batches:
             with torch.no_grad():
-                probabilities = self.network(self.finish.normalise(pixels)).float().softmax(1)
+                probabilities = self.network(self.batch_transform.normalize(pixels)).float().softmax(1)
             best = probabilities.topk(min(top, len(self.classes)), dim=1)
             rows = zip(places.tolist(), best.values.tolist(), best.indices.tolist(), strict=True)
             for place, values, classes in rows:
@@ -152,7 +137,8 @@ class TrainedNetwork:
 
     def _scores(self, batches: Any, show: Callable[[Progress], None]) -> Scores:
         scores = None
-        evaluation = evaluate_batches(self.task, self.network, batches, normalize=self.finish.normalise, records=True)
+        normalize = self.batch_transform.normalize
+        evaluation = evaluate_batches(self.task, self.network, batches, normalize=normalize, records=True)
         for done, evaluated in enumerate(evaluation):
             scores = evaluated
             show(Progress(Path("evaluating"), "evaluating", 0, 1, done, math.ceil(batches.count / BATCH)))

@@ -7,6 +7,7 @@ Everything is read from the folders of the runs, so a report can be made again a
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import math
 from html import escape
@@ -20,13 +21,13 @@ from PIL import Image
 from ..analysis import layer_scores, plot_layer_scores
 from ..hosts import attached_mechanisms
 from ..models import load_weights
-from .augment import Finish
+from ..tasks import make_task
 from .compare import Comparison, points
+from .data import BatchTransform, Images, ImageTransform, open_data
 from .files import write_text
 from .logs import read_metrics
-from .network import build_network, preparation_of
+from .network import build_network
 from .recipe import Recipe, read_recipe
-from .sources import Images, open_data
 from .summary import read_summary
 
 COLOURS = ("#3b6ea8", "#c8553d", "#4a8f5b", "#8a63a8", "#b58a2b", "#4b9c9c")
@@ -259,14 +260,17 @@ def _attention(runs: dict[str, list[Path]], images: Images | None) -> list[str]:
         if images is None:
             continue
         load_weights(network, folders[0] / "weights.safetensors")
-        preparation = preparation_of(network, recipe)
-        transform = preparation.evaluation()
+        image_transform = ImageTransform.of(network, recipe)
+        transform = image_transform.evaluation()
         places = _predictions(folders[0])[0][:, 0].tolist()  # of images that could be read
         chosen = [places[i] for i in _spread(len(places), SCORED_IMAGES)]
         pixels = torch.stack([torch.as_tensor(transform(images.open(place))) for place in chosen])
-        finish = Finish.of(recipe, len(summary["classes"]), preparation.mean, preparation.std, torch.device("cpu"))
+        task = make_task(dataclasses.asdict(recipe), summary["classes"])
+        batch_transform = BatchTransform.of(
+            recipe, task, image_transform.mean, image_transform.std, torch.device("cpu")
+        )
         try:
-            stages = layer_scores(network, finish.normalise(pixels))
+            stages = layer_scores(network, batch_transform.normalize(pixels))
         except ValueError:  # a form of the mechanism that has no scores
             continue
         figures = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,27 +18,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..models.build import ModelError, check_size
 from ..tasks import Task, TaskError, make_task
-from .augment import Finish
-from .batches import (
+from .data import (
+    Data,
     EvalBatches,
-    Preparation,
-    Share,
+    ImageTransform,
+    LoadingContext,
+    Ranks,
     TrainBatches,
     eval_batches,
-    mixed_seed,
-    seed_libraries,
+    open_data,
     train_batches,
 )
+from .data.context import Report, no_report
+from .data.seeds import mixed_seed, seed_libraries
 from .files import TrainingError
-from .network import preparation_of
 from .optimization import make_optimizer, make_scheduler
 from .processes import Processes
 from .recipe import Recipe
 from .sharding import full_state, load_full_weights, shard
-from .sources import Data, open_data
 
 logger = logging.getLogger(__name__)
-Report = Callable[[str, int, int], None]  # what is being done, how many of how many
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # of inductor, for compile: tuned
 
@@ -50,8 +49,7 @@ class TrainingSetup:
     Args:
         task: what is learned.
         data: the images, in their splits.
-        preparation: what the network expects of images.
-        finish: normalization and the augmentation of whole batches on the device.
+        loading: how images become batches.
         batches: the training batches.
         held_out: the batches that are evaluated after every epoch: the validation split, or the test split if there
             is none.
@@ -67,8 +65,7 @@ class TrainingSetup:
     processes: Processes
     task: Task
     data: Data
-    preparation: Preparation
-    finish: Finish
+    loading: LoadingContext
     batches: TrainBatches
     held_out: EvalBatches
     network: nn.Module
@@ -124,10 +121,10 @@ class TrainingSetup:
 
     def test_batches(self) -> EvalBatches:
         """Makes the batches of the test split."""
-        return _eval_batches(self.data.test, self.recipe, self.preparation, self.task, self.processes, self.data)
+        return eval_batches(self.data.test, dataclasses.replace(self.loading, report=no_report))
 
 
-def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Report = lambda *_: None) -> TrainingSetup:
+def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Report = no_report) -> TrainingSetup:
     """Puts together what a recipe describes. Random numbers are seeded for the network, and then for the steps.
 
     Args:
@@ -140,16 +137,15 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     data = data or open_data(recipe)
     task = make_task(dataclasses.asdict(recipe), data.classes)
     network = build_network(task)
-    preparation = preparation_of(network, recipe)
+    transform = ImageTransform.of(network, recipe)
     try:
-        check_size(network, recipe.model, preparation.size)
+        check_size(network, recipe.model, transform.size)
     except ModelError as error:
         raise TrainingError(str(error)) from error
-    finish = Finish.of(recipe, len(data.classes), preparation.mean, preparation.std, device)
-    share = Share(processes.rank, processes.world_size)
-    batches = train_batches(data.train, recipe, preparation, finish, share, device, data.problems, report)
-    watched = data.validation if data.validation is not None else data.test
-    held_out = _eval_batches(watched, recipe, preparation, task, processes, data, report)
+    ranks = Ranks(processes.rank, processes.world_size)
+    loading = LoadingContext(recipe, task, transform, ranks, device, data.problems, report)
+    batches = train_batches(data.train, loading)
+    held_out = eval_batches(data.validation if data.validation is not None else data.test, loading)
     if device.type == "cuda":
         torch.cuda.synchronize()  # what was loaded is there for every stream
     network = _place(network, recipe, processes)
@@ -162,22 +158,9 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
     seed_libraries(mixed_seed("steps", recipe.seed, processes.rank))
     return TrainingSetup(
-        recipe, processes, task, data, preparation, finish, batches, held_out, network, replicated, model,
+        recipe, processes, task, data, loading, batches, held_out, network, replicated, model,
         optimizer, scheduler, scaler, ema,
     )  # fmt: skip
-
-
-def _eval_batches(
-    images: Any,
-    recipe: Recipe,
-    preparation: Preparation,
-    task: Task,
-    processes: Processes,
-    data: Data,
-    report: Report = lambda *_: None,
-) -> EvalBatches:
-    share = Share(processes.rank, processes.world_size)
-    return eval_batches(images, recipe, preparation, len(task.classes), share, processes.device, data.problems, report)
 
 
 def build_network(task: Task) -> nn.Module:

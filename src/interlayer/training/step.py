@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..hosts.probe import reason
-from .batches import ResidentTrainBatches
+from .data.resident import ResidentTrainBatches
 from .files import TrainingError
 from .processes import Processes
 from .setup import TrainingSetup
@@ -191,7 +191,7 @@ class TrainStep:
     def forward_backward(self, batch: Any, weight: float = 1.0) -> None:
         """Accumulates the gradients of a batch, whose loss counts ``weight``, and its sums."""
         setup = self.setup
-        images, targets = setup.batches.prepare(batch)
+        images, targets = setup.batches.transform_batch(batch)
         with setup.autocast():
             outputs = setup.task.forward(setup.model, images, targets)
         loss, scalars = setup.task.loss(outputs, targets)

@@ -23,7 +23,7 @@ def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: 
         scores: on the test split.
         command: the command that gives this run again.
     """
-    task, preparation = setup.task, setup.preparation
+    task, transform = setup.task, setup.loading.transform
     by_validation = state.best is not None
     return {
         "model": setup.recipe.model,
@@ -38,11 +38,11 @@ def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: 
         "epochs": setup.recipe.epochs,
         "train_images": len(setup.data.train),
         **task.summary(),
-        "image_size": preparation.size,
-        "mean": list(preparation.mean),
-        "std": list(preparation.std),
-        "crop_pct": preparation.crop_pct,
-        "interpolation": preparation.interpolation,
+        "image_size": transform.size,
+        "mean": list(transform.mean),
+        "std": list(transform.std),
+        "crop_pct": transform.crop_pct,
+        "interpolation": transform.interpolation,
         "seconds": state.seconds,
         "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "CPU",
         "processes": setup.processes.world_size,

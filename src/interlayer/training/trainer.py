@@ -19,8 +19,8 @@ import torch
 
 from ..models.checkpoints import save_weights
 from ..tasks import Scores
-from .batches import EvalBatches
 from .checkpoint import RunState, random_state, restore_random_state, restore_run, save_run
+from .data import Data, EvalBatches
 from .evaluation import evaluate_setup, save_records
 from .files import TrainingError, write_json
 from .logs import Logs, check_logs
@@ -29,7 +29,6 @@ from .progress import EpochClock, Progress
 from .recipe import Recipe
 from .run_folder import RunFolder
 from .setup import TrainingSetup, set_up
-from .sources import Data
 from .step import TrainStep
 from .stop import Stopped, StopRequest
 from .summary import run_summary

@@ -7,12 +7,17 @@ import torch.nn.functional as F
 from timm.data.mixup import Mixup
 from timm.data.random_erasing import RandomErasing
 
-from interlayer.training.augment import Finish, crop_and_flip, erase, mix, soft_targets
+from interlayer.tasks import make_task
+from interlayer.training.data.transforms import BatchTransform, crop_and_flip, erase, mix
 from interlayer.training.recipe import Recipe
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def classification(classes, smoothing=0.0):
+    return make_task({"label_smoothing": smoothing}, [str(i) for i in range(classes)])
 
 
 def numbered(count=64, size=6):
@@ -93,7 +98,7 @@ def test_pixel_erasing_fills_with_noise_and_leaves_the_rest():
 
 def test_targets_are_smoothed_as_torch_smooths():
     logits, labels = torch.randn(9, 5), torch.randint(0, 5, (9,))
-    soft = torch.sum(-soft_targets(labels, 5, 0.1) * logits.log_softmax(1), dim=1).mean()
+    soft = torch.sum(-classification(5, 0.1).mixable(labels) * logits.log_softmax(1), dim=1).mean()
     torch.testing.assert_close(soft, F.cross_entropy(logits, labels, label_smoothing=0.1))
 
 
@@ -108,7 +113,7 @@ def test_mixing_has_timms_distribution(mixup, cutmix):
     ours, theirs = [], []
     source = generator()
     for _ in range(1500):
-        mixed, targets = mix(images, soft_targets(labels, 2, 0.0), recipe, source)
+        mixed, targets = mix(images, classification(2).mixable(labels), recipe, source)
         assert targets[0, 0] == pytest.approx(float(mixed[0].mean()), abs=1e-5), "the target is the share of pixels"
         ours.append(float(targets[0, 0]))
     np.random.seed(0)
@@ -128,13 +133,15 @@ def test_bytes_become_what_timm_feeds_a_network():
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     expected = create_transform(16, mean=mean, std=std, crop_pct=1.0)(Image.fromarray(pixels))
-    finish = Finish.of(Recipe(), 2, mean, std, torch.device("cpu"))
-    torch.testing.assert_close(finish.normalise(torch.as_tensor(pixels).permute(2, 0, 1)[None])[0], expected)
+    transform = BatchTransform.of(Recipe(), classification(2), mean, std, torch.device("cpu"))
+    torch.testing.assert_close(transform.normalize(torch.as_tensor(pixels).permute(2, 0, 1)[None])[0], expected)
 
 
 def test_channels_last_is_kept_through_the_augmentation():
     recipe = Recipe(channels_last=True, erasing=0.5, mixup=0.8, cutmix=1.0)
-    finish = Finish.of(recipe, 2, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
-    images, targets = finish(torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.zeros(8, dtype=torch.long), generator())
+    transform = BatchTransform.of(recipe, classification(2), [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+    images, targets = transform(
+        torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.zeros(8, dtype=torch.long), generator()
+    )
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert targets.shape == (8, 2)

@@ -1,5 +1,6 @@
 """Data: every source, every kind of bad image, and an order that depends on seed, epoch and step alone."""
 
+import dataclasses
 import io
 import pickle
 import tarfile
@@ -11,35 +12,30 @@ import torch
 from digit_images import save_digits
 from PIL import Image
 
-from interlayer.training.augment import Finish
-from interlayer.training.batches import (
-    LoadedTrainBatches,
-    Preparation,
-    ResidentTrainBatches,
-    Share,
-    eval_batches,
-    train_batches,
-)
+from interlayer.tasks import make_task
+from interlayer.training.data import ImageTransform, LoadingContext, Ranks, eval_batches, open_data, train_batches
+from interlayer.training.data.resident import ResidentTrainBatches
+from interlayer.training.data.workers import LoadedTrainBatches
 from interlayer.training.files import TrainingError
-from interlayer.training.sources import open_data
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 
-def prepared(size=8):
-    return Preparation(size, MEAN, STD, "bilinear", 1.0)
+def context_of(recipe, data, ranks, size):
+    task = make_task(dataclasses.asdict(recipe), data.classes)
+    transform = ImageTransform(size, MEAN, STD, "bilinear", 1.0)
+    return LoadingContext(recipe, task, transform, ranks, CPU, data.problems)
 
 
-def batches_of(recipe, share=Share(), size=8, data=None):  # noqa: B008
+def batches_of(recipe, ranks=Ranks(), size=8, data=None):  # noqa: B008
     data = data or open_data(recipe)
-    finish = Finish.of(recipe, len(data.classes), MEAN, STD, CPU)
-    return train_batches(data.train, recipe, prepared(size), finish, share, CPU, data.problems), data
+    return train_batches(data.train, context_of(recipe, data, ranks, size)), data
 
 
-def evaluated(recipe, share=Share(), size=8):  # noqa: B008
+def evaluated(recipe, ranks=Ranks(), size=8):  # noqa: B008
     data = open_data(recipe)
-    return eval_batches(data.test, recipe, prepared(size), len(data.classes), share, CPU, data.problems), data
+    return eval_batches(data.test, context_of(recipe, data, ranks, size)), data
 
 
 # Sources
@@ -158,7 +154,7 @@ def test_webdataset_shards_stream_through_timms_reader(small, tmp_path):
     write_shards(tmp_path)
     recipe = stream_recipe(small, tmp_path)
     batches, _ = batches_of(recipe)
-    seen = [batches.prepare(batch) for batch in batches.epoch(0)]
+    seen = [batches.transform_batch(batch) for batch in batches.epoch(0)]
     assert len(seen) == batches.steps == 5
     assert seen[0][0].shape == (8, 3, 8, 8)
     tested, _ = evaluated(recipe)
@@ -175,6 +171,26 @@ def test_a_broken_image_in_a_shard_is_named(small, tmp_path):
     batches, data = batches_of(stream_recipe(small, tmp_path, on_bad_image="skip"))
     assert len(list(batches.epoch(0))) == 5
     assert len(data.problems.found) == 1
+
+
+def test_streams_read_in_turn_leave_timms_reader_untouched(small, tmp_path):
+    """Each stream collects its own bad images, and timm's module is as it was."""
+    pytest.importorskip("webdataset", reason="webdataset is not installed")
+    from timm.data.readers import reader_wds
+
+    before = dict(vars(reader_wds))
+    roots = [tmp_path / name for name in ("first", "second")]
+    for root in roots:
+        write_shards(root, bad=True)
+    opened = [batches_of(stream_recipe(small, root, on_bad_image="skip")) for root in roots]
+    epochs = [batches.epoch(0) for batches, _ in opened]
+    for _ in range(opened[0][0].steps):
+        for epoch in epochs:
+            next(epoch)
+    for root, (_, data) in zip(roots, opened, strict=True):
+        (name,) = data.problems.found
+        assert name.startswith(f"{root}/train-0000.tar:")
+    assert {key for key, value in vars(reader_wds).items() if before.get(key) is not value} == set()
 
 
 def test_streams_show_no_image_twice(small, tmp_path):
@@ -234,7 +250,7 @@ def test_corrupt_and_truncated_images_stop_the_run_by_name(small, bad_folder, re
 
     def read(recipe):
         batches, data = batches_of(recipe)
-        return [batches.prepare(batch) for batch in batches.epoch(0)], data
+        return [batches.transform_batch(batch) for batch in batches.epoch(0)], data
 
     with pytest.raises(TrainingError, match=r"(corrupt|truncated)\.png.*cannot be read as an image.*on_bad_image=skip"):
         read(recipe)
@@ -281,7 +297,7 @@ def test_an_epoch_shows_every_image_once_in_a_new_order(small):
 def test_processes_share_the_batch_of_one_process(small):
     recipe = small(batch_size=64)
     whole, _ = batches_of(recipe)
-    halves = [batches_of(recipe, Share(rank, 2))[0] for rank in (0, 1)]
+    halves = [batches_of(recipe, Ranks(rank, 2))[0] for rank in (0, 1)]
     for together, first, second in zip(whole.epoch(3), halves[0].epoch(3), halves[1].epoch(3), strict=True):
         assert torch.equal(together, torch.cat([first, second]))
 
@@ -308,7 +324,7 @@ def test_an_epoch_entered_in_its_middle_goes_on_as_if_never_left(small, digit_fi
         seen = []
         for step, batch in enumerate(batches.epoch(1, start), start):
             batches.seed(1, step)
-            seen.append(batches.prepare(batch))
+            seen.append(batches.transform_batch(batch))
         return seen
 
     whole = collect(batches, 0)
@@ -332,7 +348,7 @@ def test_the_names_of_a_batch_are_those_of_its_images(small, digit_files):
     for resident in ("yes", "no"):
         batches, data = batches_of(small(data=str(digit_files), resident=resident, batch_size=40))
         labels = [data.classes[i] for i in list(batches.epoch(2))[1][1].tolist()] if resident == "no" else [
-            data.classes[int(batches.images.labels[i])] for i in list(batches.epoch(2))[1]
+            data.classes[int(batches.images.targets[i])] for i in list(batches.epoch(2))[1]
         ]  # fmt: skip
         assert [Path(name).parent.name for name in batches.names(2, 1)] == labels
 
@@ -343,7 +359,7 @@ def test_evaluation_counts_every_image_once_over_all_processes(small, digit_file
     recipe = small(data=str(digit_files), resident=resident, eval_batch_size=7)
     places, steps = [], set()
     for rank in range(processes):
-        batches, _ = evaluated(recipe, Share(rank, processes))
+        batches, _ = evaluated(recipe, Ranks(rank, processes))
         parts = [places for _, _, places in batches]
         steps.add(len(parts))
         places += [p for part in parts for p in part.tolist() if p >= 0]
@@ -374,6 +390,14 @@ def test_images_outside_class_folders_and_unknown_options_are_named(small, tmp_p
         open_data(small(data="synthetic", data_options={"image": 3}))
 
 
+def test_runs_that_share_a_source_share_its_copy_on_the_device(small):
+    recipe = small()
+    data = open_data(recipe)
+    first, second = (batches_of(recipe.replace(seed=seed), data=data)[0] for seed in (0, 1))
+    assert first.images is second.images
+    assert batches_of(recipe, size=16, data=data)[0].images is not first.images
+
+
 def test_small_sets_are_resident_and_others_are_loaded(small, digit_files):
     assert isinstance(batches_of(small())[0], ResidentTrainBatches)
     assert isinstance(batches_of(small(auto_augment="rand-m5"))[0], LoadedTrainBatches)
@@ -386,7 +410,7 @@ def test_a_batch_that_cannot_be_cut_is_refused(small):
     with pytest.raises(TrainingError, match="batch_size=2000 is more than the 1437 training images"):
         batches_of(small(batch_size=2000))
     with pytest.raises(TrainingError, match="cannot be cut into 2 processes"):
-        batches_of(small(batch_size=63), Share(0, 2))
+        batches_of(small(batch_size=63), Ranks(0, 2))
 
 
 def test_images_of_any_size_are_prepared(small, tmp_path):
@@ -398,5 +422,5 @@ def test_images_of_any_size_are_prepared(small, tmp_path):
                 image.save(tmp_path / part / label / f"{index}.{('jpg', 'png', 'webp')[index]}")
     for changes in ({}, {"resident": "no"}, {"crop": "resized"}, {"crop": "none", "resident": "no"}):
         batches, _ = batches_of(small(data=str(tmp_path), batch_size=6, **changes), size=16)
-        images, _ = batches.prepare(next(batches.epoch(0)))
+        images, _ = batches.transform_batch(next(batches.epoch(0)))
         assert images.shape == (6, 3, 16, 16)

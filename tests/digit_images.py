@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 SMALL = {
     "model": "preresnet20_cifar",
@@ -25,6 +24,8 @@ SMALL = {
 
 def save_digits(folder: Path, images_per_class: int, skip: int = 0, size: int = 40) -> None:
     """Some of scikit-learn's digits as PNG files, in a folder for each class."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     for label in range(10):
         (folder / str(label)).mkdir(parents=True)

@@ -1,4 +1,8 @@
-"""Augmentations of a whole batch on its device: pad and crop, flip, random erasing, Mixup, CutMix.
+"""Transforms of images, one by one and as whole batches.
+
+`ImageTransform` turns one PIL image into bytes of the network's input size, as timm does. `BatchTransform` does what is
+left with a whole batch on its device: normalization, random erasing, Mixup, CutMix; padding, cropping and flipping too,
+where images are resident.
 
 timm augments one PIL image at a time, and draws a batch's Mixup ratio on the host; here every draw is a tensor from the
 generator given, so that a batch costs a few kernels and a captured CUDA graph draws anew at each replay. Distributions
@@ -11,16 +15,86 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from timm.data import create_transform
+from timm.data.transforms_factory import transforms_imagenet_train
+from torch import Generator, Tensor, nn
+from torchvision import transforms
 
-from .recipe import Recipe
+from ...tasks import Task
+from ..recipe import Recipe
 
 ERASING_TRIES = 10
 ERASING_AREA = (0.02, 1 / 3)
 ERASING_RATIO = 0.3  # the smallest aspect ratio; the largest is its inverse
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """How an image becomes the network's input.
+
+    Args:
+        size: height and width.
+        mean, std: of values from 0 to 1.
+        interpolation: how images are resized.
+        crop_pct: the fraction of the image that evaluation's central crop keeps.
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+
+    @classmethod
+    def of(cls, network: nn.Module, recipe: Recipe) -> ImageTransform:
+        """Returns what the network expects of images, where the recipe does not say otherwise."""
+        config = timm.data.resolve_model_data_config(network)
+        return cls(
+            recipe.image_size or config["input_size"][-1],
+            tuple(recipe.mean or config["mean"]),
+            tuple(recipe.std or config["std"]),
+            recipe.interpolation,
+            recipe.crop_pct or config["crop_pct"],
+        )
+
+    def evaluation(self) -> Any:
+        """Returns a transform from a PIL image to bytes [3, size, size], as timm evaluates."""
+        return create_transform(
+            (3, self.size, self.size),
+            is_training=False,
+            use_prefetcher=True,
+            interpolation=self.interpolation,
+            crop_pct=self.crop_pct,
+        )
+
+    def training(self, recipe: Recipe) -> Any:
+        """Returns a transform from a PIL image to bytes [3, size, size], augmented by timm.
+
+        What is done with whole batches on the device is left to `BatchTransform`.
+        """
+        cropped, coloured, as_bytes = transforms_imagenet_train(
+            self.size,
+            scale=tuple(recipe.crop_scale),
+            ratio=tuple(recipe.crop_ratio),
+            hflip=recipe.flip,
+            color_jitter=recipe.color_jitter or None,
+            auto_augment=recipe.auto_augment,
+            interpolation=recipe.interpolation,
+            mean=self.mean,
+            use_prefetcher=True,
+            separate=True,
+        )
+        if recipe.crop != "resized":
+            resize = transforms.Resize(self.size, getattr(transforms.InterpolationMode, self.interpolation.upper()))
+            placed = [transforms.RandomCrop(self.size, padding=recipe.padding)] if recipe.crop == "padded" else []
+            flipped = transforms.RandomHorizontalFlip(recipe.flip)
+            cropped = transforms.Compose([resize, transforms.CenterCrop(self.size), *placed, flipped])
+        return transforms.Compose([cropped, coloured, as_bytes])
 
 
 def crop_and_flip(images: Tensor, padding: int, flip: float, generator: Generator) -> Tensor:
@@ -48,7 +122,7 @@ def crop_and_flip(images: Tensor, padding: int, flip: float, generator: Generato
 
 
 def erase(images: Tensor, probability: float, mode: str, generator: Generator) -> Tensor:
-    """Random erasing (Zhong et al., 2020) of normalised images: a box of 2 to 33% of the area becomes noise or zero."""
+    """Random erasing (Zhong et al., 2020) of normalized images: a box of 2 to 33% of the area becomes noise or zero."""
     if not probability:
         return images
     count, _, height, width = images.shape
@@ -73,17 +147,12 @@ def erase(images: Tensor, probability: float, mode: str, generator: Generator) -
     return torch.where(box, noise, images)
 
 
-def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """Labels [B] as distributions [B, classes]: 1 - smoothing on the label, the rest spread over all."""
-    return F.one_hot(labels, classes).float() * (1 - smoothing) + smoothing / classes
-
-
 def mix(images: Tensor, targets: Tensor, recipe: Recipe, generator: Generator) -> tuple[Tensor, Tensor]:
     """Mixup (Zhang et al., 2017) or CutMix (Yun et al., 2019) of each image with its mirror in the batch.
 
     Args:
-        images: [B, C, H, W], normalised.
-        targets: [B, classes], distributions.
+        images: [B, C, H, W], normalized.
+        targets: [B, K], as the task's `mixable` returns them.
     """
     device = images.device
     draws = torch.rand(5, device=device, generator=generator)
@@ -120,37 +189,38 @@ def _beta(alpha: float, device: torch.device, generator: Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Finish:
-    """The last steps on the device: bytes to normalised floats, erasing, mixing, targets.
+class BatchTransform:
+    """The transform of a whole batch on its device: bytes to normalized floats, erasing, mixing, targets.
 
     Args:
+        recipe: which augmentations, and how strong.
+        task: says what the average of two targets is.
         mean, std: [1, C, 1, 1], of bytes.
     """
 
     recipe: Recipe
-    classes: int
+    task: Task
     mean: Tensor
     std: Tensor
 
     @classmethod
     def of(
-        cls, recipe: Recipe, classes: int, mean: Sequence[float], std: Sequence[float], device: torch.device
-    ) -> Finish:
-        """From mean and std of values from 0 to 1."""
+        cls, recipe: Recipe, task: Task, mean: Sequence[float], std: Sequence[float], device: torch.device
+    ) -> BatchTransform:
+        """Returns the transform for mean and std of values from 0 to 1."""
         as_bytes = (torch.tensor(values, device=device).view(1, -1, 1, 1) * 255 for values in (mean, std))
-        return cls(recipe, classes, *as_bytes)
+        return cls(recipe, task, *as_bytes)
 
-    def normalise(self, images: Tensor) -> Tensor:
-        """Bytes [B, C, H, W] to floats of mean 0, in the memory format of the recipe."""
+    def normalize(self, images: Tensor) -> Tensor:
+        """Returns bytes [B, C, H, W] as floats of mean 0, in the memory format of the recipe."""
         return self._in_format((images.float() - self.mean) / self.std)
 
-    def __call__(self, images: Tensor, labels: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Training images and targets: labels, or distributions where the recipe mixes."""
+    def __call__(self, images: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Returns training images and targets, which are those of the task's `mixable` where the recipe mixes."""
         recipe = self.recipe
-        images, targets = erase(self.normalise(images), recipe.erasing, recipe.erasing_mode, generator), labels
+        images = erase(self.normalize(images), recipe.erasing, recipe.erasing_mode, generator)
         if recipe.mixes:
-            targets = soft_targets(labels, self.classes, recipe.label_smoothing)
-            images, targets = mix(images, targets, recipe, generator)
+            images, targets = mix(images, self.task.mixable(targets), recipe, generator)
         return self._in_format(images), targets
 
     def _in_format(self, images: Tensor) -> Tensor:
