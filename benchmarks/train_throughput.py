@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from interlayer.experiments.turns import in_turns
 from interlayer.training import Trainer, load_recipe
-from interlayer.training.compare import in_turns
 from interlayer.training.data import open_data
 from interlayer.training.processes import init_processes
 

@@ -10,7 +10,17 @@ import interlayer
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "interlayer"
-LAYERS = ["ops", "mechanisms", "hosts", "models", "tasks", "analysis", "training"]  # each may import those before it
+LAYERS = [
+    "ops",
+    "mechanisms",
+    "hosts",
+    "models",
+    "tasks",
+    "analysis",
+    "training",
+    "experiments",
+    "pages",
+]  # each may import those before it
 
 
 def imports_of(path: Path):

@@ -30,8 +30,9 @@ def train(
 
     Example: `interlayer train --recipe mrla_resnet --model resnet50_mrla_light --data /data/imagenet`
     """
+    from interlayer.pages import write_run_report
     from interlayer.tasks import task_class
-    from interlayer.training import Stopped, load_recipe, write_run_report
+    from interlayer.training import Stopped, load_recipe
     from interlayer.training import train as run
     from interlayer.training.stop import StopSignal
 

@@ -150,7 +150,8 @@ class LoadedEvalBatches(EvalBatches):
         dataset = LoadedImages(images, context.transform.evaluation())
         workers = context.recipe.workers if workers is None else workers
         size = context.transform.size
-        padding = torch.zeros(3, size, size, dtype=torch.uint8), images.target(0), -1  # its target does not count
+        target = images.target(0) if self.count else None  # of the padding, which does not count
+        padding = torch.zeros(3, size, size, dtype=torch.uint8), target, -1
         collate = Collate(context.task, padding)
         self.loader = make_loader(dataset, workers, self.device, batch_sampler=keys, collate_fn=collate)
 

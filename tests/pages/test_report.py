@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from interlayer.training import write_comparison_report, write_run_report
+from interlayer.pages import write_comparison_report, write_run_report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -31,7 +31,7 @@ def browser():
 def comparison(tmp_path_factory):
     from digit_images import SMALL
 
-    from interlayer.training import compare
+    from interlayer.experiments import compare
     from interlayer.training.recipe import from_values
 
     recipe = from_values(
@@ -124,3 +124,28 @@ def test_names_are_text_not_markup(comparison, tmp_path):
     page = write_run_report(folder).read_text()
     assert "<script" not in page
     assert "<img src=x" not in page
+
+
+def test_sections_of_any_task_are_laid_out_and_escaped(comparison, monkeypatch):
+    """Tables, keys and tones of a task that reports know nothing of."""
+    from PIL import Image
+
+    from interlayer.tasks import Classification, Picture, Section, Span, Table
+
+    odd = "<i>&"
+    picture = Picture(Image.new("RGB", (4, 4)), odd, [[Span(odd, "good", 1), Span(odd)], [Span(odd, "strong")]])
+    section = Section(
+        odd, odd, keys=["a", odd], legend=odd, tables=[Table(odd, [odd], [[odd]], odd)], pictures=[picture]
+    )
+    monkeypatch.setattr(Classification, "show_run", lambda self, run, images: [section])
+    page = write_run_report(comparison.results[0].folders[1]).read_text()
+    assert odd not in page
+    assert page.count("&lt;i&gt;&amp;") == 14
+    assert "<span class=right>&lt;i&gt;&amp;</span>&lt;i&gt;&amp;<br><b>&lt;i&gt;&amp;</b>" in page
+
+
+def test_templates_are_files_of_the_package():
+    from importlib import resources
+
+    names = {path.name for path in (resources.files("interlayer.pages") / "templates").iterdir()}
+    assert names >= {"report.html", "report.css"}
