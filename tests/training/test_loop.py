@@ -1,5 +1,6 @@
 """The training loop: it learns, is reproducible, loses nothing, and stops where it must."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from interlayer.models.checkpoints import read_checkpoint
 from interlayer.training import Stopped, Trainer, TrainingError, train
 from interlayer.training.checkpoint import Checkpoints
 from interlayer.training.lock import FolderLock
+from interlayer.training.processes import init_processes
 from interlayer.training.setup import TrainingSetup
 from interlayer.training.step import EpochSums, TrainStep
 from interlayer.training.trainer import TrainingLoop
@@ -168,6 +171,20 @@ def test_training_starts_from_a_file_and_leaves_a_head_of_other_classes(small, d
     )
     train(attached, tmp_path / "third")
     assert torch.equal(first["head.weight"], weights(tmp_path / "third")["head.weight"])
+
+
+def test_a_closed_run_leaves_no_network_behind(small, tmp_path):
+    """Runs of a comparison share the processes and the data, which must not keep a network alive."""
+    trainer = Trainer(small(epochs=1), tmp_path / "run", processes=(processes := init_processes(small())))
+    for _ in trainer.run():
+        pass
+    trainer.close()
+    network = weakref.ref(trainer.loop.setup.network)
+    assert network() is not None
+    del trainer
+    gc.collect()
+    assert network() is None
+    assert processes.world_size == 1
 
 
 # What stops a run

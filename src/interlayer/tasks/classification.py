@@ -47,9 +47,6 @@ class Classification(Task):
     def evaluator(self, *, records: bool = False) -> ClassificationEvaluator:
         return ClassificationEvaluator(records=records)
 
-    def summary(self) -> dict[str, Any]:
-        return {"classes": self.classes}
-
     # What there is to show
 
     def predictions(self, outputs: Tensor, top: int) -> list[dict[str, Any]]:

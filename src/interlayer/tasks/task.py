@@ -115,8 +115,11 @@ class Task(ABC):
         """
 
     def summary(self) -> dict[str, Any]:
-        """Returns the task's own entries of a run's summary, as JSON can hold them."""
-        return {}
+        """Returns the task's own entries of a run's summary, as JSON can hold them.
+
+        They include ``classes``, from which the task of a finished run is made again.
+        """
+        return {"classes": self.classes}
 
     # What there is to show
 

@@ -49,8 +49,7 @@ class Trainer:
         separate_random_state: whether the run puts its random numbers aside between steps, for runs that take turns.
 
     Attributes:
-        loop: the run itself; None until `run` has loaded the data.
-        summary: what the run came to; empty until it is done.
+        loop: the epochs of the run; None until `run` has loaded the data.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Trainer:
         self.separate_random_state = separate_random_state
         self.stream = torch.cuda.Stream() if self.processes.device.type == "cuda" else None
         self.loop: TrainingLoop | None = None
-        self.summary: dict[str, Any] = {}
 
     def run(self) -> Iterator[Progress]:
         """Trains to the end, yielding after every step. The last one yielded has ``what == "done"``."""
@@ -98,15 +96,22 @@ class Trainer:
             yield progress
 
     def _run(self) -> Iterator[Progress]:
-        def loading(what: str = "loading", done: int = 0, total: int = 0) -> Progress:
-            return Progress(self.folder.path, what, 0, self.recipe.epochs, done, total)
-
-        yield loading()
-        check_logs(self.recipe)
-        setup = set_up(self.recipe, self.processes, self.data, lambda *found: self.show(loading(*found)))
+        recipe, path, show = self.recipe, self.folder.path, self.show
+        yield Progress(path, "loading", 0, recipe.epochs, 0, 0)
+        check_logs(recipe)
+        setup = set_up(
+            recipe,
+            self.processes,
+            self.data,
+            lambda what, done, total: show(Progress(path, what, 0, recipe.epochs, done, total)),
+        )
         self.loop = TrainingLoop(setup, self.folder, self.stop, self.stream, resume=self.resume, command=self.command)
         yield from self.loop.run()
-        self.summary = self.loop.summary
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run came to; empty until it is done."""
+        return self.loop.summary if self.loop is not None else {}
 
     def close(self) -> None:
         """Releases the folder and the memory of the GPU."""
