@@ -50,16 +50,17 @@ def main() -> None:
 
         for _ in range(12):
             step()
-        images, labels = trainer.batches.prepare(next(trainer.batches.epoch(0)))
+        setup = trainer.loop.setup
+        images, labels = setup.batches.transform_batch(next(setup.batches.epoch(0)))
 
         def bare() -> None:
-            trainer.optimizer.zero_grad(set_to_none=True)
-            with trainer._autocast():
-                logits = trainer.network(images)
+            setup.optimizer.zero_grad(set_to_none=True)
+            with setup.autocast():
+                logits = setup.network(images)
             F.cross_entropy(logits.float(), labels).backward()
-            trainer.optimizer.step()
+            setup.optimizer.step()
 
-        within_epoch = trainer.batches.steps - 1
+        within_epoch = setup.batches.steps - 1
         rounds = []
         for _ in range(STEPS // within_epoch):
             while next(steps).what != "training":  # enter the next epoch outside of the clock

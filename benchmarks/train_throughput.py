@@ -16,21 +16,24 @@ from pathlib import Path
 
 import torch
 
+from interlayer.experiments.turns import in_turns
 from interlayer.training import Trainer, load_recipe
-from interlayer.training.compare import in_turns
-from interlayer.training.parts import make_accelerator
-from interlayer.training.sources import open_data
+from interlayer.training.data import open_data
+from interlayer.training.processes import init_processes
 
 DATA = {"images": 50_000, "test_images": 10_000, "classes": 10, "size": 32}
 
 
 def measure(recipe, runs: int, folder: Path) -> tuple[float, float, float]:
     """Images a second of all runs together, seconds of an epoch, seconds until timing began."""
-    accelerator, data = make_accelerator(recipe), open_data(recipe)
+    processes, data = init_processes(recipe), open_data(recipe)
     trainers = (
-        Trainer(recipe.replace(seed=seed), folder / f"{runs}_{seed}", data=data, accelerator=accelerator)
+        Trainer(
+            recipe.replace(seed=seed), folder / f"{runs}_{seed}", data=data, processes=processes,
+            separate_random_state=runs > 1,
+        )
         for seed in range(runs)
-    )
+    )  # fmt: skip
     started, begun, images = time.perf_counter(), None, 0
     in_second_epoch, last = set(), {}
     for progress in in_turns(trainers, runs):

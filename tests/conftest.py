@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from digit_images import SMALL, save_digits
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is defined: they run on the CPU where asked for
@@ -32,3 +33,23 @@ def reference_folder() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("INTERLAYER_REFERENCE names no folder with the published models' fixtures")
     return Path(folder)
+
+
+@pytest.fixture
+def small():
+    """A function that makes a small recipe with some values changed."""
+    from interlayer.training.recipe import from_values
+
+    def make(**changes):
+        return from_values({**SMALL, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def digit_files(tmp_path_factory) -> Path:
+    """An image folder: train with 12 images a class, val with 4."""
+    root = tmp_path_factory.mktemp("digits")
+    save_digits(root / "train", 12)
+    save_digits(root / "val", 4, skip=12)
+    return root

@@ -31,14 +31,15 @@ def compare(
     Example: `interlayer compare --recipe rla_cifar --model preresnet20_cifar+mrla_light --data /data/cifar10 epochs=30`
     """
     from rich.console import Console
-    from rich.table import Table
 
-    from interlayer.training import Stopped, load_recipe, write_comparison_report
-    from interlayer.training import compare as run
-    from interlayer.training.compare import networks_of
-    from interlayer.training.report import TABLE_HEAD, comparison_rows, table_note
+    from interlayer.experiments import compare as run
+    from interlayer.experiments import comparison_table, networks_of
+    from interlayer.pages import write_comparison_report
+    from interlayer.training import Stopped, load_recipe
+    from interlayer.training.stop import StopSignal
 
-    from .display import StopSignal, command_line, command_to_resume, log_to_stderr, new_folder, showing
+    from .display import command_line, command_to_resume, log_to_stderr, new_folder, showing
+    from .printing import rich_table
 
     log_to_stderr()
     recipe = recipe or ("default" if model or data else "digits")
@@ -66,12 +67,7 @@ def compare(
         return
     report = write_comparison_report(comparison)
     console = Console(width=None if Console().is_terminal else 150)
-    table = Table("network", *TABLE_HEAD, caption=table_note(comparison))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for result, row in zip(comparison.results, comparison_rows(comparison), strict=True):
-        table.add_row(result.model, *row)
-    console.print(table)
+    console.print(rich_table(comparison_table(comparison), align_right=True))
     for text in comparison.verdicts():
         console.print(text, highlight=False)
     console.print(f"report: {report}", highlight=False, soft_wrap=True)

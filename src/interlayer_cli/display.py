@@ -1,17 +1,15 @@
-"""What the terminal shows while something trains: live bars on a terminal, a line an epoch elsewhere."""
+"""What the terminal shows while something trains: live progress bars, or a line an epoch where there is no terminal."""
 
 from __future__ import annotations
 
 import math
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 
@@ -34,34 +32,6 @@ def command_to_resume(folder: Path) -> str:
     if "--output" not in " ".join(arguments):
         arguments += ["--output", str(folder)]
     return shlex.join([*_program(), *arguments, *([] if "--resume" in arguments else ["--resume"])])
-
-
-class StopSignal:
-    """Ctrl-C and SIGTERM ask for a stop; a second Ctrl-C insists."""
-
-    def __init__(self) -> None:
-        self.asked: int | None = None
-
-    def __call__(self) -> bool:
-        return self.asked is not None
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = number
-
-    @contextmanager
-    def listening(self) -> Iterator[StopSignal]:
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + (self.asked or signal.SIGINT)
 
 
 @contextmanager
@@ -94,6 +64,15 @@ def _name(progress: Any, root: Path | None) -> str:
 
 def _number(value: float, form: str) -> str:
     return "" if math.isnan(value) else form.format(value)
+
+
+def _metrics(progress: Any, *, short: bool = False) -> list[str]:
+    """Returns the task's metrics of the training images so far, and the headline of the last evaluation."""
+    shown = [(metric.title, metric.format(value, short=short)) for metric, value in progress.metrics.items()]
+    if progress.headline is not None:
+        name = "held out" if progress.headline in progress.metrics else f"held-out {progress.headline.title}"
+        shown.append((name, progress.headline.format(progress.held_out, short=short)))
+    return [f"{name} {value}" for name, value in shown if value]
 
 
 class _Bars:
@@ -130,8 +109,7 @@ class _Bars:
             progress.what,
             _number(progress.images_per_second, "{:,.0f} images/s"),
             _number(progress.loss, "loss {:.3f}"),
-            _number(progress.accuracy, "accuracy {:.1%}"),
-            _number(progress.eval_accuracy, "held out {:.1%}"),
+            *_metrics(progress, short=True),
             f"{_clock(progress.seconds_left)} left" if not math.isnan(progress.seconds_left) else "",
         ]
         self.bars.update(
@@ -156,13 +134,14 @@ class _Lines:
         if progress.what != "evaluated":
             return
         trained = self.trained[progress.folder]
-        print(
-            f"{_name(progress, self.root)}: epoch {progress.epoch + 1}/{progress.epochs}, loss {progress.loss:.4f}, "
-            f"accuracy {progress.accuracy:.2%}, held out {progress.eval_accuracy:.2%}, "
-            f"{trained.images_per_second:,.0f} images/s, {_clock(trained.seconds_left)} left",
-            file=sys.stderr,
-            flush=True,
-        )
+        shown = [
+            f"{_name(progress, self.root)}: epoch {progress.epoch + 1}/{progress.epochs}",
+            f"loss {progress.loss:.4f}",
+            *_metrics(progress),
+            f"{trained.images_per_second:,.0f} images/s",
+            f"{_clock(trained.seconds_left)} left",
+        ]
+        print(", ".join(shown), file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

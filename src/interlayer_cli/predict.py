@@ -19,20 +19,19 @@ def predict(
     Example: `interlayer predict runs/20250101-120000-resnet50 photo.jpg holiday/ --top 5 --json`
     """
     from rich.console import Console
-    from rich.table import Table
 
-    from interlayer.training.predict import TrainedNetwork, image_files
+    from interlayer.experiments import TrainedNetwork, image_files
+    from interlayer.experiments import predict as predict_images
 
     from .display import log_to_stderr, showing
+    from .printing import rich_table
 
     log_to_stderr()
-    network = TrainedNetwork(run)
+    trained, on_bad_image = TrainedNetwork(run), "skip" if skip_bad else "fail"
     with showing() as show:
-        predictions = network.predict(image_files(images), top, on_bad_image="skip" if skip_bad else "fail", show=show)
+        predictions = predict_images(trained, image_files(images), top=top, on_bad_image=on_bad_image, show=show)
     if as_json:
         typer.echo(json.dumps(predictions, indent=2))
         return
-    table = Table("image", *(f"class {rank + 1}" for rank in range(min(top, len(network.classes)))))
-    for entry in predictions:
-        table.add_row(entry["image"], *(f"{p['class']} {p['probability']:.1%}" for p in entry["classes"]))
+    table = rich_table(trained.task.show_predictions(predictions))
     Console(width=None if Console().is_terminal else 140).print(table)

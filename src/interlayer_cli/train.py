@@ -30,10 +30,13 @@ def train(
 
     Example: `interlayer train --recipe mrla_resnet --model resnet50_mrla_light --data /data/imagenet`
     """
-    from interlayer.training import Stopped, load_recipe, write_run_report
+    from interlayer.pages import write_run_report
+    from interlayer.tasks import task_class
+    from interlayer.training import Stopped, load_recipe
     from interlayer.training import train as run
+    from interlayer.training.stop import StopSignal
 
-    from .display import StopSignal, command_line, command_to_resume, log_to_stderr, new_folder, showing
+    from .display import command_line, command_to_resume, log_to_stderr, new_folder, showing
 
     log_to_stderr()
     resolved = load_recipe(recipe, overrides or [], model=model, data=data)
@@ -48,8 +51,9 @@ def train(
     if not is_main_process():
         return
     report = write_run_report(folder)  # the first process's own choice of folder is the one all took
-    test = summary["test"]
-    typer.echo(f"test accuracy {test['accuracy']:.2%} on {test['images']:,} images ({summary['chosen_by']})")
+    test, headline = summary["test"], task_class(resolved.task).headline
+    value = headline.format(test[headline.name])
+    typer.echo(f"test {headline.title} {value} on {test['images']:,} images ({summary['chosen_by']})")
     if summary["bad_images"]:
         typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
     typer.echo(f"report: {report}")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from test_loop import metrics, stop_after, weights
 
-from interlayer.training import Stopped, TrainingError, compare, train
+from interlayer.experiments import compare
+from interlayer.training import Stopped, TrainingError, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

@@ -1,6 +1,6 @@
 """The training loop: it learns, is reproducible, loses nothing, and stops where it must."""
 
-import csv
+import gc
 import importlib.util
 import json
 import os
@@ -10,38 +10,20 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 import torch
+from run_folders import assert_same_run, metrics, weights
 
 from interlayer.models.checkpoints import read_checkpoint
 from interlayer.training import Stopped, Trainer, TrainingError, train
 from interlayer.training.checkpoint import Checkpoints
-from interlayer.training.files import FolderLock
-from interlayer.training.logs import TIMES
-
-
-def weights(folder):
-    return read_checkpoint(folder / "weights.safetensors")[0]
-
-
-def metrics(folder):
-    """The rows of metrics.csv as text, without the columns of time."""
-    with open(folder / "metrics.csv", newline="") as file:
-        return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
-
-
-def assert_same_run(first, second):
-    """Bit for bit: weights, metrics, test scores."""
-    ours, theirs = weights(first), weights(second)
-    assert list(ours) == list(theirs)
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-    assert metrics(first) == metrics(second)
-    assert (
-        json.loads((first / "summary.json").read_text())["test"]
-        == (json.loads((second / "summary.json").read_text())["test"])
-    )
-
+from interlayer.training.lock import FolderLock
+from interlayer.training.processes import init_processes
+from interlayer.training.setup import TrainingSetup
+from interlayer.training.step import EpochSums, TrainStep
+from interlayer.training.trainer import TrainingLoop
 
 RICH = {
     "drop_rate": 0.2,
@@ -120,17 +102,17 @@ def test_resuming_a_finished_run_changes_nothing(small, tmp_path):
     assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
 
 
-def test_the_best_validation_epoch_is_tested_once(small, tmp_path):
+def test_the_best_validation_epoch_is_tested_once(small, tmp_path, monkeypatch):
     recipe = small(validation=200, epochs=5, batch_size=128, lr=0.3, schedule="constant")
-    trainer = Trainer(recipe, tmp_path / "run")
     tested = []
-    original = trainer._evaluate
-    trainer._evaluate = lambda batches, predictions=False: (
-        tested.append(batches.count) or original(batches, predictions)
-    )
-    for _ in trainer.run():
-        pass
-    trainer.close()
+    original = TrainingLoop._evaluate
+
+    def evaluate(self, batches, *arguments, **options):
+        tested.append(batches.count)
+        return original(self, batches, *arguments, **options)
+
+    monkeypatch.setattr(TrainingLoop, "_evaluate", evaluate)
+    train(recipe, tmp_path / "run")
     assert tested == [200] * 5 + [360], "validation every epoch, the test images once, at the end"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     accuracies = [float(row["eval_accuracy"]) for row in metrics(tmp_path / "run")]
@@ -191,6 +173,20 @@ def test_training_starts_from_a_file_and_leaves_a_head_of_other_classes(small, d
     assert torch.equal(first["head.weight"], weights(tmp_path / "third")["head.weight"])
 
 
+def test_a_closed_run_leaves_no_network_behind(small, tmp_path):
+    """Runs of a comparison share the processes and the data, which must not keep a network alive."""
+    trainer = Trainer(small(epochs=1), tmp_path / "run", processes=(processes := init_processes(small())))
+    for _ in trainer.run():
+        pass
+    trainer.close()
+    network = weakref.ref(trainer.loop.setup.network)
+    assert network() is not None
+    del trainer
+    gc.collect()
+    assert network() is None
+    assert processes.world_size == 1
+
+
 # What stops a run
 
 
@@ -219,28 +215,28 @@ def test_a_loss_that_is_not_finite_stops_before_a_checkpoint(small, digit_files,
 def test_one_bad_image_value_is_found_in_its_own_step(small, tmp_path, monkeypatch):
     """The step named must be the one whose loss was not finite, not the one where it was noticed."""
     trainer = Trainer(small(epochs=1, batch_size=128), tmp_path / "run")
-    original = Trainer._forward_backward
+    original = TrainStep.forward_backward
 
     def poisoned(self, batch, weight):
         if self.steps_run == 4:
             with torch.no_grad():
-                self.network.head.bias += float("nan")
+                self.setup.network.head.bias += float("nan")
         original(self, batch, weight)
 
-    monkeypatch.setattr(Trainer, "_forward_backward", poisoned)
-    monkeypatch.setattr(Trainer, "_must_read", lambda self, step: False)
+    monkeypatch.setattr(TrainStep, "forward_backward", poisoned)
+    monkeypatch.setattr(EpochSums, "must_read", lambda self, step: False)
     with pytest.raises(TrainingError, match="step 5 of 11"):
         list(trainer.run())
     trainer.close()
 
 
-def test_weights_that_are_not_finite_reach_no_checkpoint(small, tmp_path):
+def test_weights_that_are_not_finite_reach_no_checkpoint(small, tmp_path, monkeypatch):
     trainer = Trainer(small(epochs=2, checkpoint_steps=1), tmp_path / "run")
     steps = trainer.run()
     while next(steps).step != 2:
         pass
-    trainer.optimizer.param_groups[0]["lr"] = float("inf")
-    trainer._set_lr = lambda epoch, step: None
+    trainer.loop.setup.optimizer.param_groups[0]["lr"] = float("inf")
+    monkeypatch.setattr(TrainingSetup, "set_lr", lambda self, epoch, step: None)
     with pytest.raises(TrainingError, match=r"not finite.*the last checkpoint is from before"):
         list(steps)
     trainer.close()

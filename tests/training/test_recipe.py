@@ -81,6 +81,7 @@ def test_extends_takes_what_it_does_not_change():
         ("lr=fast", "lr must be a number"),
         ("tensorboard=maybe", "tensorboard must be true or false"),
         ("precision=float17", "did you mean 'float1"),
+        ("task=clasification", "unknown task 'clasification'; the tasks are: .*classification"),
         ("milestones=3", "milestones must be a list"),
         ("flip=2", "flip must be from 0 to 1, got 2"),
         ("epochs=0", "epochs must be at least 1"),
@@ -139,7 +140,7 @@ def test_learning_rates_are_those_of_the_paper(name, expected):
     import torch
     from timm.scheduler.scheduler import Scheduler
 
-    from interlayer.training.parts import make_scheduler
+    from interlayer.training.optimization import make_scheduler
 
     recipe, steps = load_recipe(name), 100
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=recipe.scaled_lr)

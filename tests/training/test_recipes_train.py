@@ -15,11 +15,14 @@ from torchvision import transforms
 
 from interlayer.hosts import attached_mechanisms
 from interlayer.training import Trainer, load_recipe
-from interlayer.training.augment import Finish
-from interlayer.training.batches import LoadedTrainBatches, ResidentTrainBatches, Share
+from interlayer.training.data import BatchTransform
+from interlayer.training.data.resident import ResidentTrainBatches
+from interlayer.training.data.workers import LoadedTrainBatches
 from interlayer.training.network import build_network
-from interlayer.training.parts import make_scheduler
+from interlayer.training.optimization import make_scheduler
 from interlayer.training.recipe import Recipe, list_recipes
+from interlayer.training.step import TrainStep
+from interlayer.training.trainer import TrainingLoop
 
 NETWORKS = {  # a small network of the kind the recipe is for
     "mrla_deit": ("vit_tiny_patch16_224+mrla_light", {"depth": 3, "embed_dim": 48, "num_heads": 3}),
@@ -42,27 +45,20 @@ def shrunk(name, digit_files) -> Recipe:
     )  # fmt: skip
 
 
-def two_steps(recipe, folder) -> Trainer:
+def two_steps(recipe, folder) -> TrainingLoop:
     trainer = Trainer(recipe, folder)
     steps = trainer.run()
     while (progress := next(steps)).step < 2 or progress.what != "training":
         pass
     trainer.close()
-    return trainer
+    return trainer.loop
 
 
-def transform_of(trainer, kind):
+def transform_of(loop, kind):
     """A transform of this kind among those that workers apply."""
-    return next((t for t in trainer.batches.loader.dataset.transform.transforms if isinstance(t, kind)), None) or next(
-        (
-            inner
-            for t in trainer.batches.loader.dataset.transform.transforms
-            if isinstance(t, transforms.Compose)
-            for inner in t.transforms
-            if isinstance(inner, kind)
-        ),
-        None,
-    )
+    applied = loop.setup.batches.loader.dataset.transform.transforms
+    nested = [inner for t in applied if isinstance(t, transforms.Compose) for inner in t.transforms]
+    return next((t for t in [*applied, *nested] if isinstance(t, kind)), None)
 
 
 def lr_at(recipe, epoch):
@@ -77,77 +73,80 @@ def lr_at(recipe, epoch):
 def lr_changes(field, epochs, without):
     """The learning rate at one of these epochs is another without the field."""
 
-    def check(trainer, recipe):
+    def check(loop, recipe):
         changed = recipe.replace(**{field: without})
         assert any(lr_at(recipe, epoch) != lr_at(changed, epoch) for epoch in epochs(recipe)), field
 
     return check
 
 
-def check_auto_augment(trainer, recipe):
+def check_auto_augment(loop, recipe):
     if recipe.auto_augment.startswith("rand"):
-        (found,) = [transform_of(trainer, RandAugment)]
+        (found,) = [transform_of(loop, RandAugment)]
         wanted = float(recipe.auto_augment.split("-m")[1].split("-")[0])
         assert found.ops[0].magnitude == wanted
         assert (found.ops[0].magnitude_max or 10) >= wanted, "timm would clip the magnitude"
     else:
-        assert transform_of(trainer, AutoAugment) is not None
+        assert transform_of(loop, AutoAugment) is not None
 
 
-def check_mixing(trainer, recipe):
+def check_mixing(loop, recipe):
     images, labels = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2, 3])
     images[:2] = 200
     generator = torch.Generator().manual_seed(0)
-    results = [trainer.finish(images, labels, generator) for _ in range(20)]
+    results = [loop.setup.batches.batch_transform(images, labels, generator) for _ in range(20)]
     assert all(targets.shape == (4, 10) for _, targets in results)
     assert len({float(targets[0, 0]) for _, targets in results}) > 10
 
 
-def check_erasing(trainer, recipe):
-    finish = Finish.of(recipe.replace(mixup=0, cutmix=0), 10, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+def centred_transform(loop, recipe):
+    """The recipe's batch transform, for images of mean and standard deviation 0.5."""
+    return BatchTransform.of(recipe, loop.setup.batches.batch_transform.task, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+
+
+def check_erasing(loop, recipe):
+    transform = centred_transform(loop, recipe.replace(mixup=0, cutmix=0))
     images = torch.full((40, 3, 16, 16), 255, dtype=torch.uint8)
-    out, _ = finish(images, torch.zeros(40, dtype=torch.long), torch.Generator().manual_seed(0))
+    out, _ = transform(images, torch.zeros(40, dtype=torch.long), torch.Generator().manual_seed(0))
     touched = (out != 1).any(dim=(1, 2, 3)).float().mean()
     assert 0 < touched < 0.6
     assert (out[out != 1].unique().numel() > 1) == (recipe.erasing_mode == "pixel")
 
 
-def check_label_smoothing(trainer, recipe):
+def check_label_smoothing(loop, recipe):
     if recipe.mixes:
         images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-        _, targets = trainer.finish(images, torch.tensor([0, 0]), torch.Generator())
+        _, targets = loop.setup.batches.batch_transform(images, torch.tensor([0, 0]), torch.Generator())
         assert targets.min() == pytest.approx(recipe.label_smoothing / 10)
     else:
-        batch = next(trainer.batches.epoch(0))
+        batch = next(loop.setup.batches.epoch(0))
         certain = nn.functional.one_hot(batch[1], 10) * 30.0 + torch.zeros((), requires_grad=True)
-        trainer.sums.restart(0)
-        trainer.run_model, model = lambda images: certain, trainer.run_model
-        trainer._forward_backward(batch)
-        trainer.run_model = model
-        loss, _, count, _ = trainer.sums.values.tolist()
+        step = TrainStep(dataclasses.replace(loop.setup, model=lambda images: certain))
+        step.forward_backward(batch)
+        loss, _, count, _ = step.sums.values.tolist()
         assert loss / count == pytest.approx(30 * 0.9 * recipe.label_smoothing, rel=1e-3), "certainty is punished"
 
 
-def check_decay_groups(trainer, recipe):
-    decayed = {id(p) for g in trainer.optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+def check_decay_groups(loop, recipe):
+    decayed = {id(p) for g in loop.setup.optimizer.param_groups if g["weight_decay"] for p in g["params"]}
     norms = [
-        p for m in trainer.network.modules() if isinstance(m, (nn.BatchNorm2d, nn.LayerNorm)) for p in m.parameters()
+        p for m in loop.setup.network.modules() if isinstance(m, (nn.BatchNorm2d, nn.LayerNorm)) for p in m.parameters()
     ]
     assert norms
     assert not any(id(p) in decayed for p in norms)
 
 
-def check_channels_last(trainer, recipe):
-    images, _ = trainer.batches.prepare(next(trainer.batches.epoch(0)))
+def check_channels_last(loop, recipe):
+    images, _ = loop.setup.batches.transform_batch(next(loop.setup.batches.epoch(0)))
     assert images.is_contiguous(memory_format=torch.channels_last)
-    weight = next(p for p in trainer.network.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1)
+    weight = next(p for p in loop.setup.network.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1)
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def check_precision(trainer, recipe):
+def check_precision(loop, recipe):
     seen = []
-    handle = trainer.network.get_classifier().register_forward_hook(lambda m, a, out: seen.append(out.dtype))
-    trainer._forward_backward(next(trainer.batches.epoch(0)))
+    handle = loop.setup.network.get_classifier().register_forward_hook(lambda m, a, out: seen.append(out.dtype))
+    loop.step.forward_backward(next(loop.setup.batches.epoch(0)))
     handle.remove()
     assert seen == [getattr(torch, recipe.precision)]
 
@@ -156,80 +155,86 @@ def drop_paths(network):
     return [m.drop_prob for m in network.modules() if isinstance(m, timm.layers.DropPath)]
 
 
-def check_central_crop(trainer, recipe):
+def check_central_crop(loop, recipe):
     """The image that evaluation crops is larger than the crop by that factor."""
-    cropped, *_ = trainer.preparation.evaluation().transforms
+    cropped, *_ = loop.setup.loading.transform.evaluation().transforms
     assert cropped.size == int(SIZE / recipe.crop_pct)
 
 
-def check_zero_head(trainer, recipe):
+def check_zero_head(loop, recipe):
     assert not any(p.any() for p in build_network(recipe, 10).get_classifier().parameters())
 
 
-def white_batch(trainer, recipe):
+def white_batch(loop, recipe):
     """A batch of white images, as the recipe crops and flips them: [B, 3, H, W], 1 where white, -1 where padded."""
-    batches = ResidentTrainBatches(trainer.batches.images, recipe, trainer.finish, Share())
+    batches = ResidentTrainBatches(loop.setup.batches.images, dataclasses.replace(loop.setup.loading, recipe=recipe))
     batches.images.pixels.fill_(255)
     batches.images.pixels[..., : SIZE // 2] = 128  # the left half is grey
     batches.seed(0, 0)
-    finish = Finish.of(recipe.replace(mixup=0, cutmix=0, erasing=0), 10, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
-    batches.finish = finish
-    return batches.prepare(torch.arange(100))[0]
+    batches.batch_transform = centred_transform(loop, recipe.replace(mixup=0, cutmix=0, erasing=0))
+    return batches.transform_batch(torch.arange(100))[0]
 
 
-def check_padding(trainer, recipe):
-    images = white_batch(trainer, recipe)
+def check_padding(loop, recipe):
+    images = white_batch(loop, recipe)
     padded_rows = (images[:, 0, :, SIZE // 2] == -1).sum(1)
     assert padded_rows.max() == recipe.padding
     assert len(padded_rows.unique()) == recipe.padding + 1
 
 
-def check_no_flip(trainer, recipe):
+def check_no_flip(loop, recipe):
     assert recipe.flip == 0
-    images = white_batch(trainer, recipe.replace(crop="none"))
+    images = white_batch(loop, recipe.replace(crop="none"))
     assert (images[:, 0, 0, 0] < 0.5).all(), "the grey half stays on the left"
 
 
 CHECKS = {
     "model": lambda t, r: bool(attached_mechanisms(build_network(load_recipe("digits"), 10))),
     "attach_options": lambda t, r: (
-        {m.channels // m.heads for m in attached_mechanisms(t.network).values()}
+        {m.channels // m.heads for m in attached_mechanisms(t.setup.network).values()}
         == {r.attach_options["channels_per_head"]}
     ),
-    "image_size": lambda t, r: t.batches.prepare(next(t.batches.epoch(0)))[0].shape[-2:] == (SIZE, SIZE),
-    "batch_size": lambda t, r: t.batches.share == BATCH,
-    "epochs": lambda t, r: t._progress("training", 0, 1, 1).epochs == r.epochs,
-    "mean": lambda t, r: torch.allclose(t.finish.mean.flatten(), torch.tensor(r.mean) * 255),
-    "std": lambda t, r: torch.allclose(t.finish.std.flatten(), torch.tensor(r.std) * 255),
-    "interpolation": lambda t, r: t.preparation.interpolation == r.interpolation,
+    "image_size": lambda t, r: (
+        t.setup.batches.transform_batch(next(t.setup.batches.epoch(0)))[0].shape[-2:] == (SIZE, SIZE)
+    ),
+    "batch_size": lambda t, r: t.setup.batches.images_per_rank == BATCH,
+    "epochs": lambda t, r: t._progress("training", 0, 1).epochs == r.epochs,
+    "mean": lambda t, r: torch.allclose(t.setup.batches.batch_transform.mean.flatten(), torch.tensor(r.mean) * 255),
+    "std": lambda t, r: torch.allclose(t.setup.batches.batch_transform.std.flatten(), torch.tensor(r.std) * 255),
+    "interpolation": lambda t, r: t.setup.loading.transform.interpolation == r.interpolation,
     "crop_pct": check_central_crop,
-    "validation": lambda t, r: t.watched_batches.count == 24 and len(t.data.test) == 40,
-    "crop": lambda t, r: isinstance(t.batches, ResidentTrainBatches if r.crop == "padded" else LoadedTrainBatches),
+    "validation": lambda t, r: t.setup.held_out.count == 24 and len(t.setup.data.test) == 40,
+    "crop": lambda t, r: isinstance(
+        t.setup.batches, ResidentTrainBatches if r.crop == "padded" else LoadedTrainBatches
+    ),
     "padding": check_padding,
     "flip": check_no_flip,
     "auto_augment": check_auto_augment,
     "erasing": check_erasing,
     "mixup": check_mixing,
     "cutmix": check_mixing,
-    "repeated_augmentation": lambda t, r: len(dict.fromkeys(t.batches.names(0, 0))) == BATCH // r.repeated_augmentation,
+    "repeated_augmentation": lambda t, r: (
+        len(dict.fromkeys(t.setup.batches.names(0, 0))) == BATCH // r.repeated_augmentation
+    ),
     "label_smoothing": check_label_smoothing,
-    "drop_rate": lambda t, r: getattr(t.network, "drop_rate", None) == r.drop_rate,
-    "drop_path_rate": lambda t, r: max(drop_paths(t.network)) == pytest.approx(r.drop_path_rate, rel=0.35),
+    "drop_rate": lambda t, r: getattr(t.setup.network, "drop_rate", None) == r.drop_rate,
+    "drop_path_rate": lambda t, r: max(drop_paths(t.setup.network)) == pytest.approx(r.drop_path_rate, rel=0.35),
     "batch_norm_momentum": lambda t, r: (
-        {m.momentum for m in t.network.modules() if isinstance(m, nn.BatchNorm2d)} == {r.batch_norm_momentum}
+        {m.momentum for m in t.setup.network.modules() if isinstance(m, nn.BatchNorm2d)} == {r.batch_norm_momentum}
     ),
     "optimizer": lambda t, r: (
-        type(t.optimizer)
+        type(t.setup.optimizer)
         .__name__.lower()
         .startswith({"sgd": "sgd", "momentum": "sgd", "adamw": "adamw", "rmsproptf": "rmsproptf"}[r.optimizer])
-        and (r.optimizer not in ("sgd", "momentum") or t.optimizer.defaults["nesterov"] == (r.optimizer == "sgd"))
+        and (r.optimizer not in ("sgd", "momentum") or t.setup.optimizer.defaults["nesterov"] == (r.optimizer == "sgd"))
     ),
     "optimizer_options": lambda t, r: all(
-        t.optimizer.defaults[k] == (tuple(v) if isinstance(v, list) else v) for k, v in r.optimizer_options.items()
+        t.setup.optimizer.defaults[k] == (tuple(v) if isinstance(v, list) else v)
+        for k, v in r.optimizer_options.items()
     ),
-    "lr": lambda t, r: t.optimizer.defaults["lr"] == pytest.approx(r.scaled_lr),
+    "lr": lambda t, r: t.setup.optimizer.defaults["lr"] == pytest.approx(r.scaled_lr),
     "lr_batch_size": lambda t, r: r.scaled_lr == pytest.approx(r.lr * BATCH / r.lr_batch_size),
-    "weight_decay": lambda t, r: r.weight_decay in {g["weight_decay"] for g in t.optimizer.param_groups},
+    "weight_decay": lambda t, r: r.weight_decay in {g["weight_decay"] for g in t.setup.optimizer.param_groups},
     "decay_norms_and_biases": check_decay_groups,
     "schedule": lambda t, r: len({lr_at(r, e) for e in range(0, r.epochs, max(1, r.epochs // 8))}) > 1,
     "schedule_on": lambda t, r: lr_at(r, 0.3) != lr_at(r, 0.0),
@@ -248,12 +253,12 @@ CHECKS = {
 @pytest.mark.parametrize("name", list_recipes())
 def test_a_recipe_trains_and_every_value_has_its_effect(name, digit_files, tmp_path):
     recipe = shrunk(name, digit_files)
-    trainer = two_steps(recipe, tmp_path / "run")
-    assert all(torch.isfinite(p).all() for p in trainer.network.parameters())
+    loop = two_steps(recipe, tmp_path / "run")
+    assert all(torch.isfinite(p).all() for p in loop.setup.network.parameters())
     defaults = dataclasses.asdict(Recipe())
     written = dataclasses.asdict(load_recipe(name))
     changed = [key for key, value in written.items() if value != defaults[key]]
     assert [key for key in changed if key not in CHECKS] == [], "a field without a check"
     for key in changed:
-        result = CHECKS[key](trainer, recipe)
+        result = CHECKS[key](loop, recipe)
         assert result is None or result, key

@@ -1,93 +1,75 @@
-"""How well a network does on a set of images."""
+"""Evaluation of a network on a set of images, with the metrics of a task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..models.checkpoints import write_tensors
-from .augment import Finish
-from .batches import EvalBatches
+from ..tasks import Collective, Scores, Task
+from .data import EvalBatches
 from .files import TrainingError
+from .setup import TrainingSetup
 
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores over `count` images, and, where asked for, what was predicted for each.
-
-    Args:
-        predictions: [N, 3], by place in the source: place, label, predicted class.
-        confidences: [N], the probability of the predicted class.
-    """
-
-    loss: float
-    accuracy: float
-    top5: float
-    count: int
-    predictions: Tensor | None = None
-    confidences: Tensor | None = None
-
-    @classmethod
-    def none(cls) -> Scores:
-        return cls(float("nan"), float("nan"), float("nan"), 0)
-
-    def save_predictions(self, path: Path) -> None:
-        if self.predictions is not None and self.confidences is not None:
-            write_tensors({"predictions": self.predictions, "confidences": self.confidences}, path)
+RECORDS_FILE = "predictions.safetensors"
 
 
 def evaluate_batches(
-    model: Callable[[Tensor], Tensor],
+    task: Task,
+    network: nn.Module,
     batches: EvalBatches,
-    finish: Finish,
-    autocast: Callable[[], AbstractContextManager[Any]],
-    classes: int,
-    accelerator: Any = None,
     *,
-    predictions: bool = False,
-) -> Iterator[Scores]:
-    """Run a network, in eval mode, over batches; yields after each (without scores), and last the scores.
+    normalize: Callable[[Tensor], Tensor],
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    collective: Collective | None = None,
+    records: bool = False,
+) -> Iterator[Scores | None]:
+    """Runs a network, which is in eval mode, over batches.
 
-    A generator, so that several runs can take turns; sums stay on the device until the end.
+    A generator, so that several runs can take turns: yields None after every batch, and the scores last. Sums stay on
+    the device until the end.
+
+    Args:
+        normalize: bytes [B, 3, H, W] to the network's input.
+        collective: the ranks that evaluate together; every rank must run this to its end.
+        records: whether to keep what was predicted for each image.
     """
-    sums: Tensor | None = None
-    kept: list[tuple[Tensor, Tensor]] = []
-    for pixels, labels, places in batches:
+    evaluator, updated = task.evaluator(records=records), False
+    for pixels, targets, places in batches:
         with torch.no_grad():
             with autocast():
-                logits = model(finish.normalise(pixels))
-            logits = logits.float()
-            counts = places >= 0
-            losses = F.cross_entropy(logits, labels, reduction="none") * counts
-            best = logits.topk(min(5, classes), dim=1).indices
-            hits = (best == labels[:, None]) & counts[:, None]
-            part = torch.stack([losses.double().sum(), hits[:, 0].sum(), hits.sum(), counts.sum()]).double()
-            sums = part if sums is None else sums + part
-            if predictions:
-                kept.append((torch.stack([places, labels, best[:, 0]], 1), logits.softmax(1).amax(1)))
-        yield Scores.none()
-    if sums is None:
+                outputs = task.forward(network, normalize(pixels))
+            evaluator.update(outputs, targets, places)
+        updated = True
+        yield None
+    if not updated:
         raise TrainingError("there is no image to evaluate on")
-    rows = torch.cat([row for row, _ in kept]) if kept else None
-    confidences = torch.cat([confidence for _, confidence in kept]) if kept else None
-    if accelerator is not None and accelerator.num_processes > 1:
-        sums = accelerator.reduce(sums)
-        if rows is not None:
-            rows, confidences = (
-                accelerator.gather(accelerator.pad_across_processes(part, pad_index=-1)) for part in (rows, confidences)
-            )
-    if rows is not None and confidences is not None:
-        order = torch.argsort(rows[:, 0])
-        order = order[rows[order, 0] >= 0]
-        rows, confidences = rows[order].cpu(), confidences[order].cpu()
-    loss, first, any_of_five, count = sums.tolist()
-    if not count:
+    scores = evaluator.result(collective or Collective())
+    if not scores.count:
         raise TrainingError("none of the images to evaluate on can be read")
-    yield Scores(loss / count, first / count, any_of_five / count, int(count), rows, confidences)
+    yield scores
+
+
+def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool = False) -> Iterator[Scores | None]:
+    """Evaluates the network of a run that trains, or its moving average; every rank must run this to its end."""
+    network = setup.evaluated_network
+    setup.broadcast_buffers(network)
+    network.eval()
+    try:
+        yield from evaluate_batches(
+            setup.task, network, batches, normalize=setup.batches.batch_transform.normalize, autocast=setup.autocast,
+            collective=setup.processes, records=records,
+        )  # fmt: skip
+    finally:
+        setup.network.train()
+
+
+def save_records(scores: Scores, folder: Path) -> None:
+    """Writes what was predicted for each image into the folder of a run."""
+    if scores.records:
+        write_tensors(dict(scores.records), folder / RECORDS_FILE)

@@ -1,42 +1,50 @@
-"""What a run writes while it goes: metrics.csv, TensorBoard, and Weights & Biases where it is asked for."""
+"""The logs of a run, a row an epoch: metrics.csv, TensorBoard, and Weights & Biases where it is asked for."""
 
 from __future__ import annotations
 
 import csv
 import io
 import uuid
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..tasks import Task
 from .files import TrainingError, flush, write_text, writing
 from .recipe import Recipe
 
-COLUMNS = (
-    "epoch", "step", "lr", "train_loss", "train_accuracy", "eval_loss", "eval_accuracy", "eval_top5",
-    "seconds", "eval_seconds", "images_per_second",
-)  # fmt: skip
 TIMES = ("seconds", "eval_seconds", "images_per_second")  # the columns that two equal runs may differ in
 
 
-class Logs:
-    """The logs of one run. `resumed_rows` are the rows that a checkpoint stands for; later ones are dropped."""
+def columns(task: Task) -> list[str]:
+    """Returns the columns of metrics.csv: those of every run, and those of the task's metrics."""
+    trained = [f"train_{metric.name}" for metric in task.train_metrics]
+    evaluated = [f"eval_{metric.name}" for metric in task.eval_metrics]
+    return ["epoch", "step", "lr", "train_loss", *trained, "eval_loss", *evaluated, *TIMES]
 
-    def __init__(self, folder: Path, recipe: Recipe, resumed_rows: list[dict[str, Any]] | None = None) -> None:
-        self.path = folder / "metrics.csv"
-        rows = resumed_rows or []
+
+class Logs:
+    """The logs of one run.
+
+    Args:
+        rows: the rows of the epochs before, if the run is resumed; what the files hold beyond them is dropped.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, task: Task, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.path, self.columns = folder / "metrics.csv", columns(task)
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_text(self.path, text.getvalue())
         self.tensorboard = _tensorboard(folder, len(rows) + 1) if recipe.tensorboard else None
         self.wandb = _wandb(folder, recipe) if recipe.wandb else None
 
-    def add(self, row: dict[str, Any]) -> None:
-        """One row an epoch, on the disk before training goes on."""
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Adds the row of an epoch; it is on the disk before training goes on."""
         with writing(self.path), open(self.path, "a", newline="") as file:
-            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
+            csv.DictWriter(file, self.columns, lineterminator="\n").writerow(row)
             flush(file)
         values = {key: value for key, value in row.items() if key not in ("epoch", "step")}
         if self.tensorboard is not None:
@@ -54,7 +62,7 @@ class Logs:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The rows of a run's metrics.csv."""
+    """Reads the rows of a run's metrics.csv."""
     with open(folder / "metrics.csv", newline="") as file:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
@@ -69,7 +77,7 @@ def _tensorboard(folder: Path, epoch: int) -> Any:
 
 
 def check_logs(recipe: Recipe) -> None:
-    """Refuse logs that cannot be written here, before anything is."""
+    """Refuses logs that cannot be written here, before anything is."""
     if recipe.wandb and not find_spec("wandb"):
         raise TrainingError(f"wandb={recipe.wandb} needs Weights & Biases: pip install wandb, or leave wandb out")
 

@@ -1,13 +1,11 @@
-"""The network of a recipe, and what it expects of images."""
+"""The network of a recipe."""
 
 from __future__ import annotations
 
-import timm
 from torch import nn
 
 from ..models import build
 from ..models.build import ModelError
-from .batches import Preparation
 from .recipe import Recipe, RecipeError
 
 
@@ -31,16 +29,3 @@ def build_network(recipe: Recipe, classes: int) -> nn.Module:
         )
     except ModelError as error:
         raise RecipeError(str(error)) from error
-
-
-def preparation_of(network: nn.Module, recipe: Recipe) -> Preparation:
-    """What the network expects of images, where the recipe does not say otherwise."""
-    config = timm.data.resolve_model_data_config(network)
-    size = recipe.image_size or config["input_size"][-1]
-    return Preparation(
-        size,
-        tuple(recipe.mean or config["mean"]),
-        tuple(recipe.std or config["std"]),
-        recipe.interpolation,
-        recipe.crop_pct or config["crop_pct"],
-    )

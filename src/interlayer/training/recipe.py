@@ -1,4 +1,4 @@
-"""What a training run is made of: every value in one flat, typed record, read from YAML and overridable by name.
+"""Recipes: all values of a training run in one flat, typed record, read from YAML and overridable by name.
 
 A recipe file names the values it changes; `extends: NAME` starts from another recipe instead of the defaults below.
 `key=value` overrides win over the file. Values are checked against the types here, and an unknown key is refused with
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from ..models.build import parse_value
+from ..tasks import TaskError, task_class
 from .files import TrainingError
 
 Options = dict[str, Any]
@@ -33,7 +34,10 @@ class RecipeError(TrainingError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training setting. Defaults train any network plainly: crop and flip, SGD, cosine."""
+    """One training setting. The defaults train any network with crops and flips, SGD and a cosine schedule."""
+
+    # What is learned: a task by name.
+    task: str = "classification"
 
     # The network: a name timm knows, or NAME+MECHANISM for a backbone with a mechanism attached; several of them, with
     # options, as NAME+cb:scaled=true+mrla_light.
@@ -78,10 +82,10 @@ class Recipe:
     repeated_augmentation: int = 1  # views of an image in one batch
     label_smoothing: float = 0.0
 
-    # Optimisation.
+    # Optimization.
     epochs: int = 100
-    batch_size: int = 256  # of one update, over all processes and accumulated steps
-    accumulate: int = 1  # parts a process cuts its share of a batch into
+    batch_size: int = 256  # of one update, over all ranks and accumulated splits
+    accumulate: int = 1  # splits of the images that a rank takes of a batch, whose gradients are accumulated
     optimizer: str = "sgd"  # timm's name; its sgd is Nesterov's, its momentum the plain one
     lr: float = 0.1
     lr_batch_size: int | None = None  # where given, lr is meant for this batch size and scaled linearly to batch_size
@@ -108,14 +112,18 @@ class Recipe:
     channels_last: bool = False
     compile: Literal["no", "default", "tuned"] = "no"  # tuned: slower to compile, faster to run
     cuda_graph: Literal["auto", "yes", "no"] = "auto"  # replay the step as one graph: GPU, resident images
-    sharding: Literal["none", "fsdp"] = "none"  # how several processes hold the model: copies, or shares
+    sharding: Literal["none", "fsdp"] = "none"  # how several ranks hold the model: each a copy, or each a shard
     sync_batchnorm: bool = False  # batch norms over all GPUs
-    eval_batch_size: int | None = None  # images of a process; its share of batch_size, or more of small images
+    eval_batch_size: int | None = None  # images of a rank; those of a training step, or more of small images
     checkpoint_steps: int = 0  # checkpoint every so many steps too; 0: at the end of an epoch, and when stopped
     tensorboard: bool = True
     wandb: str | None = None  # a Weights & Biases project
 
     def __post_init__(self) -> None:
+        try:
+            task_class(self.task)
+        except TaskError as error:
+            raise RecipeError(str(error)) from error
         for check, message in _RULES:
             if not check(self):
                 raise RecipeError(message.format(**dataclasses.asdict(self)))
@@ -136,11 +144,11 @@ class Recipe:
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
 
     def replace(self, **changes: Any) -> Recipe:
-        """This recipe with some values changed, checked like any other."""
+        """Returns this recipe with some values changed, checked like any other."""
         return from_values({**dataclasses.asdict(self), **changes})
 
     def to_yaml(self, header: str = "") -> str:
-        """All values as YAML, under `header` as a comment."""
+        """Returns all values as YAML, under ``header`` as a comment."""
         comment = "".join(f"# {line}\n" for line in header.splitlines())
         return comment + yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, default_flow_style=None)
 
@@ -210,13 +218,13 @@ _NAMES = [f.name for f in dataclasses.fields(Recipe)]
 
 
 def list_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Returns the names of the recipes that come with the package."""
     files = resources.files("interlayer").joinpath("recipes").iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
 def recipe_text(name: str) -> str:
-    """The text of a recipe: one of the package by name, or a file by path."""
+    """Returns the text of a recipe: one of the package by name, or a file by path."""
     if name in list_recipes():
         return resources.files("interlayer").joinpath("recipes", f"{name}.yaml").read_text()
     path = Path(name)
@@ -228,7 +236,7 @@ def recipe_text(name: str) -> str:
 
 
 def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Recipe:
-    """A recipe by name or path, with `key=value` strings and keyword values on top.
+    """Loads a recipe by name or path, with ``key=value`` strings and keyword values on top.
 
     >>> load_recipe("rla_cifar", ["epochs=10"], model="preresnet20_cifar").epochs
     10
@@ -246,12 +254,12 @@ def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Reci
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A resolved recipe, as a run keeps it."""
+    """Reads a resolved recipe, as a run keeps it."""
     return from_values(_mapping(path.read_text(), str(path)))
 
 
 def from_values(values: Mapping[str, Any]) -> Recipe:
-    """A recipe of these values, each checked and brought to its type."""
+    """Makes a recipe of these values, each checked and converted to its type."""
     for key in values:
         if key not in _NAMES:
             raise RecipeError(f"unknown key {key!r} in the recipe{_nearest(key, _NAMES)}")
@@ -259,7 +267,7 @@ def from_values(values: Mapping[str, Any]) -> Recipe:
 
 
 def differences(ours: Recipe, theirs: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Values in which two recipes differ."""
+    """Returns the values in which two recipes differ, by key."""
     a, b = dataclasses.asdict(ours), dataclasses.asdict(theirs)
     return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
 

@@ -1,4 +1,4 @@
-"""Networks shared out over processes (FSDP2): sharding, and whole state dicts of the shares."""
+"""Networks sharded over ranks (FSDP2), and full state dicts of sharded networks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from .files import TrainingError
+from .processes import Processes
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def shard(network: nn.Module, accelerator: Any) -> None:
-    """Share the parameters out over all processes, block by block, in place: a block is gathered when it runs.
+def shard(network: nn.Module, processes: Processes) -> None:
+    """Shards the parameters over all ranks in place, block by block: a block is gathered when it runs.
 
-    Blocks are what the network's `nn.Sequential` and `nn.ModuleList` containers hold, at any depth.
+    Blocks are the children of the network's ``nn.Sequential`` and ``nn.ModuleList`` containers, at any depth.
     """
-    if accelerator.num_processes < 2:
+    if processes.world_size < 2:
         raise TrainingError("sharding=fsdp needs several processes: start with torchrun or accelerate launch")
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    mesh = init_device_mesh(processes.device.type, (processes.world_size,))
     for block in _blocks(network):
         if any(p.requires_grad for p in block.parameters()):
             fully_shard(block, mesh=mesh)
@@ -45,18 +46,19 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def full_state(network: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Tensor], Any]:
-    """Whole state dicts, on the first process; every process must call this."""
-    weights: Any = get_model_state_dict(network, options=WHOLE)
-    return weights, get_optimizer_state_dict(network, optimizer, options=WHOLE) if optimizer is not None else None
+    """Returns full state dicts, on rank 0; every rank must call this."""
+    weights: Any = get_model_state_dict(network, options=FULL)
+    return weights, get_optimizer_state_dict(network, optimizer, options=FULL) if optimizer is not None else None
 
 
 def load_full_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Loads a full state dict into a sharded network; every rank must call this."""
     set_model_state_dict(network, dict(weights), options=FROM_FIRST)
 
 
 def load_full_state(
     network: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], state: Any
 ) -> None:
-    """Load whole state dicts into the shares; every process must call this."""
+    """Loads full state dicts into a sharded network and its optimizer; every rank must call this."""
     load_full_weights(network, weights)
     set_optimizer_state_dict(network, optimizer, state, options=FROM_FIRST)

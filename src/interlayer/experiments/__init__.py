@@ -1,0 +1,25 @@
+"""Experiments on trained networks: comparison and its statistics, evaluation, prediction."""
+
+from .compare import Comparison, compare, networks_of
+from .evaluate import evaluate
+from .predict import image_files, predict
+from .statistics import Difference, paired_difference, verdict
+from .table import comparison_rows, comparison_table
+from .trained import TrainedNetwork, read_run, task_of
+
+__all__ = [
+    "Comparison",
+    "Difference",
+    "TrainedNetwork",
+    "compare",
+    "comparison_rows",
+    "comparison_table",
+    "evaluate",
+    "image_files",
+    "networks_of",
+    "paired_difference",
+    "predict",
+    "read_run",
+    "task_of",
+    "verdict",
+]

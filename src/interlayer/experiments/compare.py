@@ -1,0 +1,274 @@
+"""Several networks under one recipe, over several seeds. What can be said of the difference is in statistics.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..analysis import Setting, count_flops, count_parameters, measure_memory
+from ..models.build import check_size, plain_name, split_name
+from ..tasks import Metric, make_task, task_class
+from ..training import Progress, Recipe, Trainer, TrainingError
+from ..training.data import ImageTransform, open_data
+from ..training.files import make_folder, write_json
+from ..training.logs import read_metrics
+from ..training.processes import Processes, init_processes
+from ..training.run_folder import check_same_recipe
+from ..training.setup import build_network
+from ..training.summary import read_summary
+from .statistics import Difference, paired_difference, spread, verdict
+from .turns import in_turns
+
+TOGETHER = 4  # runs that share one GPU
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """What a network costs under the recipe.
+
+    Args:
+        parameters: number of parameters.
+        flops: multiply-adds of one image.
+        memory: peak bytes of a training step.
+        epoch_seconds: the median epoch of training, the first one left out.
+    """
+
+    parameters: int
+    flops: int
+    memory: int
+    epoch_seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """One network over all seeds.
+
+    Args:
+        model: the network's name.
+        folders: the folders of its runs, by seed.
+        values: the task's headline metric on the test images, by seed.
+        cost: what the network costs.
+        difference: to the first network; None for the first itself.
+    """
+
+    model: str
+    folders: list[Path]
+    values: list[float]
+    cost: NetworkCost
+    difference: Difference | None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over the seeds; NaN for a single seed."""
+        return spread(self.values)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Networks compared under one recipe.
+
+    Args:
+        metric: what they are compared by: the task's headline metric.
+        together: how many runs shared the device.
+    """
+
+    recipe: Recipe
+    folder: Path
+    metric: Metric
+    seeds: list[int]
+    results: list[Result]
+    together: int
+    command: str
+    notes: list[str] = field(default_factory=list)
+
+    def verdicts(self) -> list[str]:
+        """Returns what can be said of each network against the first, in words."""
+        first, *others = self.results
+        return [
+            verdict(result.model, first.model, result.difference, self.metric, len(self.seeds))
+            for result in others
+            if result.difference is not None
+        ]
+
+
+def networks_of(models: Sequence[str]) -> list[str]:
+    """Returns the networks to compare: those named, or one network after the plain backbone that it extends."""
+    names = list(dict.fromkeys(models))
+    if len(names) == 1 and plain_name(names[0]) != names[0]:
+        names.insert(0, plain_name(names[0]))
+    if len(names) < 2:
+        raise TrainingError(
+            f"nothing to compare {names[0]} with: name two networks, or one with a mechanism such as "
+            f"{names[0]}+mrla_light"
+        )
+    return names
+
+
+def recipe_for(recipe: Recipe, model: str, seed: int) -> Recipe:
+    """Returns the recipe of one run of a comparison."""
+    one_mechanism = len(split_name(model)[1]) == 1
+    return recipe.replace(model=model, seed=seed, attach_options=recipe.attach_options if one_mechanism else {})
+
+
+def compare(
+    recipe: Recipe,
+    models: Sequence[str],
+    folder: Path,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    resume: bool = False,
+    together: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    show: Callable[[Progress], None] = lambda progress: None,
+    command: str = "",
+) -> Comparison:
+    """Trains every network with every seed and compares them with the first.
+
+    Args:
+        recipe: the setting that all runs share.
+        models: names, or NAME+MECHANISM.
+        folder: a folder for the comparison; each run gets one inside.
+        seeds: the seeds of each network's runs.
+        resume: whether to go on with the comparison that is in the folder.
+        together: how many runs share the GPU at a time; chosen by the device if None, one on a CPU.
+        stop: called after every step; True saves checkpoints and raises `Stopped`.
+        show: told where the runs are.
+        command: the command that gives this comparison again, for the record.
+    """
+    names = networks_of(models)
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise TrainingError(f"seeds must be different numbers, got {list(seeds)}")
+    processes = init_processes(recipe)
+    folder = processes.broadcast(folder)
+    data = open_data(recipe)
+    costs = {}
+    for name in names:  # before any training: an unknown name or a network that does not fit is found here
+        show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
+        costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), data.classes, processes)
+    make_folder(folder)
+    together = _together(together, recipe, processes)
+    for name in names:
+        unfinished = []
+        for seed in seeds:
+            path = _run_folder(folder, name, seed)
+            if resume and (path / "summary.json").exists():
+                check_same_recipe(path, recipe_for(recipe, name, seed))
+                show(Progress(path, "done", recipe.epochs, recipe.epochs, 0, 0))
+            else:
+                unfinished.append((seed, path))
+        trainers = (
+            Trainer(
+                recipe_for(recipe, name, seed), path, resume=resume, data=data, processes=processes, stop=stop,
+                show=show, command=command, separate_random_state=together > 1,
+            )
+            for seed, path in unfinished
+        )  # fmt: skip
+        for progress in in_turns(trainers, together):
+            show(progress)
+    metric = task_class(recipe.task).headline
+    folders = {name: [_run_folder(folder, name, seed) for seed in seeds] for name in names}
+    results = _results(folders, metric, costs)
+    shared = min(together, len(seeds))
+    comparison = Comparison(recipe, folder, metric, list(seeds), results, shared, command, list(data.notes))
+    if processes.is_main:
+        write_json(folder / "comparison.json", _as_json(comparison))
+    return comparison
+
+
+def _results(folders: dict[str, list[Path]], metric: Metric, costs: dict[str, tuple[int, int, int]]) -> list[Result]:
+    """Reads the finished runs of every network; the first is what the others are compared with."""
+    results: list[Result] = []
+    for name, paths in folders.items():
+        tests = [read_summary(path)["test"] for path in paths]
+        values = [float(test[metric.name]) for test in tests]
+        resolution = metric.resolution(tests[0]["images"])
+        difference = paired_difference(results[0].values, values, resolution) if results else None
+        results.append(Result(name, paths, values, NetworkCost(*costs[name], _epoch_seconds(paths)), difference))
+    return results
+
+
+def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
+    """Returns how many runs share the device: several only where one process drives one GPU."""
+    possible = processes.world_size == 1 and recipe.precision != "float16"
+    if asked is None:
+        return TOGETHER if possible and processes.device.type == "cuda" else 1
+    if asked > 1 and not possible:
+        raise TrainingError(f"--together {asked} needs one process and a precision other than float16")
+    return asked
+
+
+def _static_cost(recipe: Recipe, classes: Sequence[str], processes: Processes) -> tuple[int, int, int]:
+    """Returns parameters, multiply-adds of one image and bytes of a training step."""
+    device = processes.device
+    network = build_network(make_task(dataclasses.asdict(recipe.replace(pretrained=False, weights=None)), classes))
+    check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
+    flops = count_flops(network, recipe.image_size)
+    parameters = count_parameters(network)
+    precision: Any = {"tf32": "float32"}.get(recipe.precision, recipe.precision)
+    images = max(1, recipe.batch_size // (recipe.accumulate * processes.world_size))
+    setting = Setting(images, recipe.image_size, device.type, precision, recipe.channels_last)
+    try:
+        memory = measure_memory(network, setting)
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"the GPU's memory does not hold a training step of {recipe.model} with {images} images: set accumulate="
+            f"{recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size"
+        ) from error
+    if device.type == "cuda":
+        del network
+        torch.cuda.empty_cache()
+    return parameters, flops, memory
+
+
+def _epoch_seconds(folders: Sequence[Path]) -> float:
+    seconds = []
+    for folder in folders:
+        rows = [row["seconds"] for row in read_metrics(folder)]
+        seconds += rows[1:] if len(rows) > 1 else rows
+    return statistics.median(seconds)
+
+
+def _run_folder(folder: Path, model: str, seed: int) -> Path:
+    return folder / re.sub(r"[^\w.+-]", "_", model) / f"seed{seed}"
+
+
+def _plural(name: str) -> str:
+    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+
+
+def _as_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "metric": comparison.metric.name,
+        "models": [
+            {
+                "model": result.model,
+                _plural(comparison.metric.name): result.values,
+                "values": result.values,
+                "mean": result.mean,
+                "spread": None if math.isnan(result.spread) else result.spread,
+                **asdict(result.cost),
+                "difference": asdict(result.difference) if result.difference else None,
+                "within_noise": result.difference.within_noise if result.difference else None,
+                "runs": [str(path) for path in result.folders],
+            }
+            for result in comparison.results
+        ],
+        "seeds": comparison.seeds,
+        "verdicts": comparison.verdicts(),
+        "together": comparison.together,
+        "command": comparison.command,
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

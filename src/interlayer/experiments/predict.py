@@ -1,0 +1,66 @@
+"""What a trained network sees in image files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from ..training import Progress, TrainingError
+from ..training.data import LoadingContext, Problems, Ranks
+from ..training.data.images import FileImages
+from ..training.data.workers import LoadedEvalBatches
+from .trained import TrainedNetwork
+
+BATCH_SIZE = 64
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files named, and the images in the folders named."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS and p.is_file())
+            if not inside:
+                raise TrainingError(f"{path} holds no images ({', '.join(IMG_EXTENSIONS)})")
+            files += inside
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise TrainingError(f"{path}: no such file or folder")
+    return files
+
+
+def predict(
+    trained: TrainedNetwork,
+    files: Sequence[Path],
+    *,
+    top: int = 3,
+    on_bad_image: str = "fail",
+    show: Callable[[Progress], None] = lambda progress: None,
+) -> list[dict[str, Any]]:
+    """Describes what the network sees in each file, in the order of the files.
+
+    Args:
+        top: how many answers to give for each image, where the task has several.
+        on_bad_image: what to do with files that are not images: fail, or skip.
+
+    Returns:
+        The task's description of each image, as JSON can hold it, with the file as ``image``.
+    """
+    images, problems = FileImages(files), Problems(on_bad_image)
+    context = LoadingContext(trained.recipe, trained.task, trained.transform, Ranks(), trained.device, problems)
+    workers = min(trained.recipe.workers, len(files) // BATCH_SIZE)
+    found: dict[int, dict[str, Any]] = {}
+    for pixels, _, places in LoadedEvalBatches(images, BATCH_SIZE, context, workers=workers):
+        with torch.no_grad():
+            outputs = trained.task.forward(trained.network, trained.batch_transform.normalize(pixels))
+        described = trained.task.predictions(outputs, top)
+        for place, description in zip(places.tolist(), described, strict=True):
+            if place >= 0:  # the last batch is padded
+                found[place] = {"image": images.name(place), **description}
+        show(Progress(Path("predicting"), "predicting", 0, 1, len(found), len(files)))
+    return [found[place] for place in sorted(found)]

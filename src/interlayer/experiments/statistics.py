@@ -1,0 +1,87 @@
+"""What can be said of the difference between two networks, from runs with several seeds.
+
+Runs of one seed see the same batches with the same augmentation, whatever the network, so differences are taken pair by
+pair. Their mean has Student's confidence interval over the seeds; where that contains zero, the difference is reported
+as noise.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..tasks import Metric
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The paired difference of a metric between two networks.
+
+    Args:
+        mean: mean over the seeds of the second network's value minus the first's.
+        low, high: the confidence interval of the mean; None for a single seed.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def within_noise(self) -> bool:
+        return self.low is None or self.high is None or self.low <= 0 <= self.high
+
+    def format(self, metric: Metric) -> str:
+        """Returns the mean and its interval, without their unit: +0.51 (-0.20 to +1.22)."""
+        mean = metric.format_difference(self.mean)
+        if self.low is None or self.high is None:
+            return mean
+        return f"{mean} ({metric.format_difference(self.low)} to {metric.format_difference(self.high)})"
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float = 0.0) -> Difference:
+    """Computes the mean of ``second - first``, pair by pair, with Student's interval.
+
+    Args:
+        first, second: one value for each seed, in the same order.
+        resolution: the smallest difference there can be, such as one test image: the interval reaches at least that
+            far.
+    """
+    from scipy.special import stdtrit
+
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    mean = statistics.fmean(differences)
+    if len(differences) < 2:
+        return Difference(mean, None, None)
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    reach = max(float(stdtrit(len(differences) - 1, (1 + CONFIDENCE) / 2)) * error, resolution)
+    return Difference(mean, mean - reach, mean + reach)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Returns the standard deviation over the seeds; NaN for a single seed."""
+    return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def verdict(model: str, first: str, difference: Difference, metric: Metric, seeds: int) -> str:
+    """Returns one honest sentence about the difference between two networks.
+
+    Args:
+        model, first: names of the two networks.
+        difference: of `model` to `first`.
+        metric: what was measured; says which direction is better.
+        seeds: the number of pairs.
+    """
+    unit = metric.unit or f"in {metric.title}"
+    mean = f"{metric.format_difference(difference.mean)} {unit}"
+    if difference.low is None or difference.high is None:
+        return f"{model} against {first}: {mean} with one seed, which says nothing about noise: use more."
+    low, high = metric.format_difference(difference.low), metric.format_difference(difference.high)
+    interval = f"{CONFIDENCE:.0%} interval {low} to {high}, {seeds} seeds"
+    if difference.within_noise:
+        return f"{model} against {first}: {mean}, within noise ({interval}): these runs do not tell the two apart."
+    word = "better" if metric.is_better(difference.mean, 0.0) else "worse"
+    return f"{model} is {word} than {first} by {metric.format_spread(abs(difference.mean))} {unit} ({interval})."

@@ -1,0 +1,67 @@
+"""Finished runs, read from their folders."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from ..models import load_weights
+from ..tasks import FinishedRun, Task, make_task
+from ..training import Recipe, TrainingError
+from ..training.data import BatchTransform, ImageTransform
+from ..training.evaluation import RECORDS_FILE
+from ..training.recipe import read_recipe
+from ..training.setup import build_network
+from ..training.summary import read_summary
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """Reads the summary of a finished run and what it predicted for each test image."""
+    summary, path = read_summary(folder), folder / RECORDS_FILE
+    return FinishedRun(summary["model"], summary, safetensors.torch.load_file(path) if path.exists() else {})
+
+
+def task_of(recipe: Recipe, summary: Mapping[str, Any]) -> Task:
+    """Returns the task of a finished run. What it builds has no trained weights yet."""
+    values = dataclasses.asdict(recipe.replace(pretrained=False, weights=None))
+    return make_task(values, summary.get("classes", []))
+
+
+class TrainedNetwork:
+    """The network of a finished run, in eval mode.
+
+    Args:
+        folder: the folder of the run.
+        weights: other weights of the same network; those that the run tested if None.
+        device: where the network goes; the GPU, if there is one, if None.
+
+    Attributes:
+        recipe: what was trained.
+        task: what was learned.
+        network: the network, with its weights.
+        transform: how an image becomes the network's input.
+        batch_transform: normalizes batches on the device.
+    """
+
+    def __init__(self, folder: Path, weights: Path | None = None, *, device: torch.device | None = None) -> None:
+        if not (folder / "recipe.yaml").is_file():
+            raise TrainingError(f"{folder} holds no run: expected the folder that `interlayer train` wrote")
+        summary = read_summary(folder)
+        self.recipe = read_recipe(folder / "recipe.yaml")
+        self.task = task_of(self.recipe, summary)
+        self.network = build_network(self.task)
+        load_weights(self.network, weights or folder / "weights.safetensors")
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.network.to(self.device).eval()
+        self.transform = ImageTransform(
+            summary["image_size"], tuple(summary["mean"]), tuple(summary["std"]), summary["interpolation"],
+            summary["crop_pct"],
+        )  # fmt: skip
+        self.batch_transform = BatchTransform.of(
+            self.recipe, self.task, self.transform.mean, self.transform.std, self.device
+        )

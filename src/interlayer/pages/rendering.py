@@ -1,0 +1,79 @@
+"""Pages from templates: each becomes one file that needs nothing else.
+
+Templates and style sheets are in templates/. Jinja2 escapes every value that a template shows, since a class or a file
+may be called anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+
+COLOURS = ("#3b6ea8", "#c8553d", "#4a8f5b", "#8a63a8", "#b58a2b", "#4b9c9c")
+LISTED = 10  # names of bad images on a page; all of them are in summary.json
+
+
+def colour(index: int) -> str:
+    """Returns the colour of the network with this index, in curves and in keys."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def render(name: str, **values: Any) -> str:
+    """Returns the page that the template ``name.html`` makes of the values, with the style sheet ``name.css``."""
+    style = Markup(_template(f"{name}.css"))  # trusted: a file of this package
+    return _environment().get_template(f"{name}.html").render(style=style, **values)
+
+
+def svg(figure: Any) -> str:
+    """Returns a figure of matplotlib as the source of an image."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def png(image: Image.Image) -> str:
+    """Returns a PIL image as the source of an image."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def sentence_case(text: str) -> str:
+    """Returns text with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """Returns a note as a sentence: with a capital letter and a full stop."""
+    return f"{sentence_case(text)}."
+
+
+def listed(found: Mapping[str, str]) -> str:
+    """Returns the first names and reasons of bad images."""
+    return "; ".join(f"{name}: {reason}" for name, reason in list(found.items())[:LISTED])
+
+
+def _template(name: str) -> str:
+    return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(colour=colour, png=png, sentence=sentence, listed=listed)
+    return environment

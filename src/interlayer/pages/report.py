@@ -1,0 +1,129 @@
+"""report.html: what a run or a comparison came to, as one file that needs nothing else.
+
+Curves, table, heatmaps of which layer reads which, what the task shows, recipe, versions, command. Everything is read
+from the folders of the runs, so that a report can be made again at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..experiments import Comparison, comparison_table, read_run, task_of
+from ..tasks import Section, Table
+from ..training import Recipe
+from ..training.data import Images, open_data
+from ..training.files import write_text
+from ..training.recipe import read_recipe
+from .figures import Attention, Shown, attention, curves
+from .rendering import render, sentence_case
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report shows, in the order of the page."""
+
+    title: str
+    heading: str
+    setting: str
+    notes: list[str]
+    bad_images: Mapping[str, str]
+    table: Table
+    curves: list[Shown]
+    attention: list[Attention]
+    sections: list[Section]
+    command: str
+    versions: str
+    recipe: str
+    verdicts: list[str] = field(default_factory=list)
+
+
+def write_comparison_report(comparison: Comparison) -> Path:
+    """Writes the report of a comparison into its folder."""
+    names = [result.model for result in comparison.results]
+    folders = {result.model: result.folders for result in comparison.results}
+    runs = [read_run(paths[0]) for paths in folders.values()]
+    recipe, summary = read_recipe(comparison.results[0].folders[0] / "recipe.yaml"), runs[0].summary
+    task, images = task_of(recipe, summary), _test_images(recipe)
+    title = f"{sentence_case(comparison.metric.title)} and cost"
+    report = Report(
+        title=f"Comparison: {', '.join(names)}",
+        heading=f"{' or '.join(names)}?",
+        setting=f"{_setting(comparison.recipe)}, {len(comparison.seeds)} seeds each.",
+        verdicts=comparison.verdicts(),
+        notes=comparison.notes,
+        bad_images=summary["bad_images"],
+        table=replace(comparison_table(comparison, corner=""), title=title),
+        curves=curves(task, folders),
+        attention=attention(folders, images),
+        sections=task.show_comparison(runs, images),
+        command=comparison.command or "started from Python",
+        versions=_versions(summary["versions"]),
+        recipe=comparison.recipe.replace(model=", ".join(names)).to_yaml(),
+    )
+    return _write(comparison.folder, report)
+
+
+def write_run_report(folder: Path) -> Path:
+    """Writes the report of a single finished run into its folder."""
+    recipe, run = read_recipe(folder / "recipe.yaml"), read_run(folder)
+    summary, test = run.summary, run.summary["test"]
+    task, images = task_of(recipe, summary), _test_images(recipe)
+    metrics = [metric for metric in task.eval_metrics if metric.name in test]
+    table = Table(
+        "Result",
+        [
+            "", *(f"test {metric.title}" if metric == task.headline else metric.title for metric in metrics),
+            "test loss", "images", "epoch tested", "training time",
+        ],
+        [[
+            recipe.model, *(metric.format(test[metric.name]) for metric in metrics), f"{test['loss']:.4f}",
+            f"{test['images']:,}", f"{summary['chosen_epoch']} ({summary['chosen_by']})",
+            _duration(summary["seconds"]),
+        ]],
+    )  # fmt: skip
+    heading = f"{recipe.model}: {task.headline.format(test[task.headline.name])}"
+    report = Report(
+        title=heading,
+        heading=heading,
+        setting=f"{_setting(recipe)}, seed {recipe.seed}, on {summary['device']}.",
+        notes=summary["notes"],
+        bad_images=summary["bad_images"],
+        table=table,
+        curves=curves(task, {recipe.model: [folder]}),
+        attention=attention({recipe.model: [folder]}, images),
+        sections=task.show_run(run, images),
+        command=summary["command"] or "started from Python",
+        versions=_versions(summary["versions"]),
+        recipe=recipe.to_yaml(),
+    )
+    return _write(folder, report)
+
+
+def _write(folder: Path, report: Report) -> Path:
+    path = folder / "report.html"
+    write_text(path, render("report", page=report))
+    return path
+
+
+def _test_images(recipe: Recipe) -> Images | None:
+    """Opens the test images, if they can be opened one by one. What cannot be read was reported in training."""
+    test = open_data(recipe.replace(on_bad_image="skip")).test
+    return test if isinstance(test, Images) else None
+
+
+def _setting(recipe: Recipe) -> str:
+    return (
+        f"{recipe.data}, {recipe.epochs} epochs, batch {recipe.batch_size}, {recipe.optimizer} with learning rate "
+        f"{recipe.scaled_lr:g}, {recipe.schedule} schedule, {recipe.precision}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

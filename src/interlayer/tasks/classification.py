@@ -1,0 +1,180 @@
+"""Image classification: one label for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .evaluator import MeanEvaluator, Scores
+from .metric import Metric
+from .show import FinishedRun, ImageSource, Section, Span, Table, spread, thumbnail
+from .task import Task
+
+SHOWN_IMAGES = 24  # in a section of a report
+
+
+class Classification(Task):
+    """Cross-entropy, with label smoothing or against the soft labels of mixed images; top-1 and top-5 accuracy."""
+
+    name = "classification"
+    headline = Metric("accuracy", percent=True)
+    train_metrics = (headline,)
+    eval_metrics = (headline, Metric("top5", percent=True, label="top 5"))
+
+    def build(self) -> nn.Module:
+        return self.build_network(len(self.classes))
+
+    def mixable(self, targets: Tensor) -> Tensor:
+        """Returns labels [B] as distributions [B, classes]: 1 - smoothing on the label, the rest spread evenly."""
+        smoothing, classes = self.values["label_smoothing"], len(self.classes)
+        return F.one_hot(targets, classes).float() * (1 - smoothing) + smoothing / classes
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the cross-entropy of logits [B, classes] against labels [B] or distributions [B, classes]."""
+        logits = outputs.float()
+        if targets.dim() == 2:
+            loss = torch.sum(-targets * F.log_softmax(logits, dim=-1), dim=-1).mean()
+            labels = targets.argmax(dim=1)
+        else:
+            loss = F.cross_entropy(logits, targets, label_smoothing=self.values["label_smoothing"])
+            labels = targets
+        return loss, {"accuracy": (logits.detach().argmax(dim=1) == labels).sum()}
+
+    def evaluator(self, *, records: bool = False) -> ClassificationEvaluator:
+        return ClassificationEvaluator(records=records)
+
+    # What there is to show
+
+    def predictions(self, outputs: Tensor, top: int) -> list[dict[str, Any]]:
+        best = outputs.float().softmax(1).topk(min(top, len(self.classes)), dim=1)
+        return [
+            {"classes": [{"class": self.classes[c], "probability": p} for c, p in zip(classes, values, strict=True)]}
+            for classes, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def show_predictions(self, found: Sequence[Mapping[str, Any]]) -> Table:
+        most = max((len(entry["classes"]) for entry in found), default=0)
+        rows = [
+            [entry["image"], *(f"{answer['class']} {answer['probability']:.1%}" for answer in entry["classes"])]
+            for entry in found
+        ]
+        return Table("", ["image", *(f"class {rank + 1}" for rank in range(most))], rows)
+
+    def details(self, scores: Scores) -> dict[str, Any]:
+        """Returns the calibration error, and for every class its accuracy and what it is most often taken for."""
+        from torchmetrics.functional.classification import binary_calibration_error, multiclass_confusion_matrix
+
+        labels, predicted = scores.records["predictions"][:, 1], scores.records["predictions"][:, 2]
+        confusion = multiclass_confusion_matrix(predicted, labels, max(2, len(self.classes))).tolist()
+        return {
+            "calibration_error": float(binary_calibration_error(scores.records["confidences"], predicted == labels)),
+            "classes": [self._class_details(label, confusion[label]) for label in range(len(self.classes))],
+        }
+
+    def _class_details(self, label: int, taken_for: list[int]) -> dict[str, Any]:
+        """Describes one row of the confusion matrix."""
+        others = [0 if i == label else count for i, count in enumerate(taken_for)]
+        most = max(others)
+        return {
+            "class": self.classes[label],
+            "images": sum(taken_for),
+            "accuracy": taken_for[label] / sum(taken_for) if any(taken_for) else None,
+            "taken_for": self.classes[others.index(most)] if most else None,
+            "taken_for_images": most,
+        }
+
+    def show_details(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        whole = Table(
+            f"{evaluation['model']} on {evaluation['data']}",
+            ["images", "top 1", "top 5", "loss", "calibration error"],
+            [[
+                f"{evaluation['images']:,}", f"{evaluation['accuracy']:.2%}", f"{evaluation['top5']:.2%}",
+                f"{evaluation['loss']:.4f}", f"{evaluation['calibration_error']:.4f}",
+            ]],
+        )  # fmt: skip
+        rows = [
+            [
+                entry["class"], f"{entry['images']:,}", f"{entry['accuracy']:.2%}" if entry["images"] else "",
+                f"{entry['taken_for']} ({entry['taken_for_images']})" if entry["taken_for"] else "",
+            ]
+            for entry in evaluation["classes"]
+        ]  # fmt: skip
+        return [whole, Table("", ["class", "images", "accuracy", "most often taken for"], rows)]
+
+    def show_run(self, run: FinishedRun, images: ImageSource | None) -> list[Section]:
+        """Shows the mistakes that the network was surest of."""
+        if images is None:
+            return []
+        predictions, confidences = run.records["predictions"], run.records["confidences"]
+        mistaken = (predictions[:, 2] != predictions[:, 1]).nonzero().flatten()
+        wrong = mistaken[confidences[mistaken].argsort(descending=True)].tolist()
+        if not wrong:
+            return [Section("Mistakes", "None on the test images.")]
+        pictures = []
+        for index in wrong[:SHOWN_IMAGES]:
+            place, label, predicted = predictions[index].tolist()
+            lines = [self._truth(label), self._answer(label, predicted, float(confidences[index]))]
+            pictures.append(thumbnail(images, place, lines))
+        text = f"{len(wrong)} of {len(predictions)} test images; the ones it was surest of:"
+        return [Section("Mistakes", text, pictures=pictures)]
+
+    def show_comparison(self, runs: Sequence[FinishedRun], images: ImageSource | None) -> list[Section]:
+        """Shows test images to which the first two networks give different classes."""
+        if images is None or len(runs) < 2:
+            return []
+        pair = runs[:2]
+        names = [run.model for run in pair]
+        answers = [run.records["predictions"] for run in pair]
+        differ = (answers[0][:, 2] != answers[1][:, 2]).nonzero().flatten().tolist()
+        title = "Where they disagree"
+        if not differ:
+            text = "The two networks, with the first seed, predict the same class for every test image."
+            return [Section(title, text)]
+        right = [int((rows[differ, 2] == rows[differ, 1]).sum()) for rows in answers]
+        pictures = []
+        for index in [differ[i] for i in spread(len(differ), SHOWN_IMAGES)]:
+            place, label = answers[0][index, :2].tolist()
+            lines = [self._truth(label)]
+            for key, run in enumerate(pair):
+                predicted, confidence = run.records["predictions"][index, 2], run.records["confidences"][index]
+                lines.append(self._answer(label, int(predicted), float(confidence), key))
+            pictures.append(thumbnail(images, place, lines))
+        text = (
+            f"{len(differ)} of {len(answers[0])} test images get another class from the two networks (first seed): "
+            f"{names[0]} is right on {right[0]} of them, {names[1]} on {right[1]}."
+        )
+        return [Section(title, text, keys=names, legend="in bold the true class", pictures=pictures)]
+
+    def _truth(self, label: int) -> list[Span]:
+        return [Span(self.classes[label], "strong")]
+
+    def _answer(self, label: int, predicted: int, confidence: float, key: int | None = None) -> list[Span]:
+        tone = "good" if predicted == label else "bad"
+        return [Span(self.classes[predicted], tone, key), Span(f" {confidence * 100:.0f}%")]  # type: ignore[arg-type]
+
+
+class ClassificationEvaluator(MeanEvaluator):
+    """Cross-entropy without smoothing, top-1 and top-5 accuracy.
+
+    Records:
+        predictions: [N, 3], the index in the source, the label and the predicted class of each image.
+        confidences: [N], the probability of the predicted class.
+    """
+
+    def values_of(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        logits = outputs.float()
+        hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == targets[:, None]
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        return {"loss": losses, "accuracy": hits[:, 0], "top5": hits.any(dim=1)}
+
+    def records_of(self, outputs: Tensor, targets: Tensor, places: Tensor) -> dict[str, Tensor]:
+        logits = outputs.float()
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices[:, 0]  # of equal logits, the one that is counted
+        return {
+            "predictions": torch.stack([places, targets, best], dim=1),
+            "confidences": logits.softmax(dim=1).amax(dim=1),
+        }

@@ -1,0 +1,103 @@
+"""Metrics of an evaluation, accumulated on the device and merged over ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The result of an evaluation.
+
+    Args:
+        metrics: ``loss`` and the task's metrics, by name.
+        count: number of images.
+        records: tensors whose first dimension is the image, in the order of the source; empty unless asked for.
+    """
+
+    metrics: Mapping[str, float]
+    count: int
+    records: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Collective:
+    """Brings tensors of all ranks together. This one is a single rank alone."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Concatenates along the first dimension; ranks with fewer rows are padded with rows of -1."""
+        return rows
+
+
+class Evaluator(ABC):
+    """Accumulates the metrics of an evaluation. Nothing waits for the device before `result`."""
+
+    @abstractmethod
+    def update(self, outputs: Any, targets: Any, places: Tensor) -> None:
+        """Adds a batch.
+
+        Args:
+            outputs: what the task's `forward` returned, in the precision of autocast.
+            targets: as the task's `collate_targets` made them.
+            places: [B], index of each image in its source; -1 for images that fill a batch up and do not count.
+        """
+
+    @abstractmethod
+    def result(self, collective: Collective) -> Scores:
+        """Merges all ranks; every rank must call this."""
+
+
+class MeanEvaluator(Evaluator):
+    """Metrics that are means over images: subclasses compute one value for each image of a batch.
+
+    Args:
+        records: whether to keep what `records_of` returns for each image.
+    """
+
+    def __init__(self, *, records: bool = False) -> None:
+        self.keeps_records = records
+        self.names: list[str] = []
+        self.totals: Tensor | None = None  # [metrics and the number of images], float64
+        self.places: list[Tensor] = []
+        self.records: list[dict[str, Tensor]] = []
+
+    @abstractmethod
+    def values_of(self, outputs: Any, targets: Any) -> dict[str, Tensor]:
+        """Returns ``loss`` and every metric of each image: [B] tensors by name."""
+
+    def records_of(self, outputs: Any, targets: Any, places: Tensor) -> dict[str, Tensor]:
+        """Returns what is kept of each image: [B, ...] tensors by name."""
+        return {}
+
+    def update(self, outputs: Any, targets: Any, places: Tensor) -> None:
+        counts = places >= 0
+        values = self.values_of(outputs, targets)
+        self.names = list(values)
+        batch = torch.stack([(value * counts).double().sum() for value in (*values.values(), counts)])
+        self.totals = batch if self.totals is None else self.totals + batch
+        if self.keeps_records:
+            self.places.append(places)
+            self.records.append(self.records_of(outputs, targets, places))
+
+    def result(self, collective: Collective) -> Scores:
+        assert self.totals is not None, "update was never called"
+        totals = collective.sum(self.totals)
+        records: dict[str, Tensor] = {}
+        if self.records:
+            places = collective.gather(torch.cat(self.places))
+            order = torch.argsort(places)
+            order = order[places[order] >= 0]
+            for name in self.records[0]:
+                rows = collective.gather(torch.cat([record[name] for record in self.records]))
+                records[name] = rows[order].cpu()
+        *sums, count = totals.tolist()
+        means = {name: total / count if count else float("nan") for name, total in zip(self.names, sums, strict=True)}
+        return Scores(means, int(count), records)

@@ -1,0 +1,25 @@
+"""Data of a run: sources of images, their transforms, and batches on the device."""
+
+from .base import EvalBatches, TrainBatches
+from .batches import eval_batches, train_batches
+from .context import LoadingContext, Ranks
+from .images import Images, Problems
+from .sources import Data, open_data
+from .streams import Stream
+from .transforms import BatchTransform, ImageTransform
+
+__all__ = [
+    "BatchTransform",
+    "Data",
+    "EvalBatches",
+    "ImageTransform",
+    "Images",
+    "LoadingContext",
+    "Problems",
+    "Ranks",
+    "Stream",
+    "TrainBatches",
+    "eval_batches",
+    "open_data",
+    "train_batches",
+]

@@ -1,0 +1,56 @@
+"""Batches of a source, made in the way that suits source and recipe.
+
+- Images that fit on the device are kept there and augmented there (`resident`).
+- Others are loaded and augmented by worker processes (`workers`).
+- Shards are read in order (`streams`).
+"""
+
+from __future__ import annotations
+
+from ..files import TrainingError
+from ..recipe import Recipe
+from .base import EvalBatches, TrainBatches
+from .context import LoadingContext
+from .images import Images
+from .resident import RESIDENT_BYTES, ResidentEvalBatches, ResidentImages, ResidentTrainBatches
+from .streams import Stream, StreamEvalBatches, StreamTrainBatches
+from .workers import LoadedEvalBatches, LoadedTrainBatches
+
+EVAL_PIXELS = 2**20  # of an evaluation batch at least: a thousand images of 32 pixels
+
+
+def why_not_resident(images: Images | Stream, recipe: Recipe, size: int) -> str:
+    """Returns why the images cannot be kept on the device and augmented there; empty if they can."""
+    if isinstance(images, Stream):
+        return "they are a stream"
+    if recipe.crop == "resized":
+        return "crop: resized is done by workers"
+    if recipe.auto_augment or recipe.color_jitter:
+        return "auto_augment and color_jitter are done by workers"
+    total = len(images) * 3 * size * size
+    return f"they take {total / 2**30:.1f} GiB" if total > RESIDENT_BYTES else ""
+
+
+def train_batches(images: Images | Stream, context: LoadingContext) -> TrainBatches:
+    """Returns the training batches of a source."""
+    recipe = context.recipe
+    why_not = why_not_resident(images, recipe, context.transform.size)
+    if recipe.resident == "yes" and why_not:
+        raise TrainingError(f"resident=yes: the images cannot be kept on the device, {why_not}")
+    if isinstance(images, Stream):
+        return StreamTrainBatches(images, context)
+    if recipe.resident != "no" and not why_not:
+        return ResidentTrainBatches.of(images, context)
+    return LoadedTrainBatches(images, context)
+
+
+def eval_batches(images: Images | Stream, context: LoadingContext) -> EvalBatches:
+    """Returns the evaluation batches of a source."""
+    recipe, size = context.recipe, context.transform.size
+    trained = recipe.batch_size // (context.ranks.world_size * recipe.accumulate)
+    batch_size = recipe.eval_batch_size or max(1, trained, EVAL_PIXELS // size**2)
+    if isinstance(images, Stream):
+        return StreamEvalBatches(images, batch_size, context)
+    if recipe.resident != "no" and len(images) * 3 * size**2 <= RESIDENT_BYTES // 4:
+        return ResidentEvalBatches(ResidentImages.of(images, context), batch_size, context)
+    return LoadedEvalBatches(images, batch_size, context)

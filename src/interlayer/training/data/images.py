@@ -1,0 +1,157 @@
+"""Map-style sources: any image by its index, with its label known beforehand.
+
+`Problems` collects what cannot be used (not an image, an empty class, a label out of range). Nothing is skipped
+silently: each problem is counted and named, and stops the run unless the recipe says `on_bad_image: skip`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..files import TrainingError
+
+logger = logging.getLogger(__name__)
+SHOWN = 5  # names in a message; all of them are in summary.json
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Takes the place of an image that could not be read: an exception would arrive as a worker's traceback."""
+
+    name: str
+    reason: str
+
+
+def unreadable(error: Exception) -> str:
+    """Returns why an image cannot be used, from the exception that reading it raised."""
+    return f"it cannot be read as an image ({' '.join(str(error).split())[:120] or type(error).__name__})"
+
+
+def label_outside(label: int, classes: int) -> str:
+    """Returns why an image with a label that is not a class index cannot be used."""
+    return f"its label {label} is outside 0 to {classes - 1}"
+
+
+class Problems:
+    """Images that cannot be used, as name -> reason. Raises at the first one where the recipe does not allow them."""
+
+    def __init__(self, on_bad_image: str) -> None:
+        self.allowed = on_bad_image == "skip"
+        self.found: dict[str, str] = {}
+
+    def add(self, found: dict[str, str]) -> None:
+        """Records images that cannot be used.
+
+        Raises:
+            TrainingError: if the recipe does not allow them.
+        """
+        new = {name: reason for name, reason in found.items() if name not in self.found}
+        self.found.update(new)
+        if not new:
+            return
+        first = next(iter(new))
+        count = f"{len(new)} images cannot be used; the first is {first}" if len(new) > 1 else f"{first} cannot be used"
+        if not self.allowed:
+            raise TrainingError(
+                f"{count}: {new[first]}; mend or remove it, or go on without such images with on_bad_image=skip"
+            )
+        others = list(new)[1:SHOWN]
+        logger.warning(
+            "%s: %s%s; going on without", count, new[first], f" (also {', '.join(others)})" if others else ""
+        )
+
+    def add_unusable(self, unusable: Sequence[Unusable]) -> None:
+        """Records the images of a batch that cannot be used. See `add`."""
+        self.add({image.name: image.reason for image in unusable})
+
+
+class Images(ABC):
+    """A map-style source.
+
+    Args:
+        labels: class indices, [N].
+        classes: class names, by label.
+
+    Attributes:
+        resident: copies of this source on a device (`ResidentImages`), by how they were made. Runs of a comparison
+            share their source, and so share these copies.
+    """
+
+    def __init__(self, labels: np.ndarray, classes: Sequence[str]) -> None:
+        self.labels = np.asarray(labels)
+        self.classes = classes
+        self.resident: dict[Hashable, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Returns a name by which a person can find the image."""
+
+    @abstractmethod
+    def open(self, index: int) -> Image.Image:
+        """Returns the image as RGB. Raises if it cannot be read."""
+
+    def target(self, index: int) -> Any:
+        """Returns what a network should predict for the image, as the task's `collate` takes it: the label."""
+        return int(self.labels[index])
+
+
+class ArrayImages(Images):
+    """Images that are one array [N, H, W, 3] of bytes."""
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray, classes: Sequence[str], what: str) -> None:
+        super().__init__(labels, classes)
+        self.pixels, self.what = pixels, what
+
+    def name(self, index: int) -> str:
+        return f"{self.what} image {index}"
+
+    def open(self, index: int) -> Image.Image:
+        return Image.fromarray(self.pixels[index])
+
+
+class FileImages(Images):
+    """Image files without labels."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        super().__init__(np.zeros(len(files), dtype=np.int64), [])
+        self.files = list(files)
+
+    def name(self, index: int) -> str:
+        return str(self.files[index])
+
+    def open(self, index: int) -> Image.Image:
+        return open_rgb(self.files[index])
+
+
+class Subset(Images):
+    """Some images of a source."""
+
+    def __init__(self, images: Images, indices: Sequence[int] | np.ndarray) -> None:
+        self.images, self.indices = images, np.asarray(indices, dtype=np.int64)
+        super().__init__(images.labels[self.indices], images.classes)
+
+    def name(self, index: int) -> str:
+        return self.images.name(int(self.indices[index]))
+
+    def open(self, index: int) -> Image.Image:
+        return self.images.open(int(self.indices[index]))
+
+    def target(self, index: int) -> Any:
+        return self.images.target(int(self.indices[index]))
+
+
+def open_rgb(path: str | Path) -> Image.Image:
+    """Reads a whole image file as RGB. Raises if it is not an image."""
+    with Image.open(path) as image:
+        return image.convert("RGB")

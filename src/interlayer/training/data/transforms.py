@@ -1,0 +1,227 @@
+"""Transforms of images, one by one and as whole batches.
+
+`ImageTransform` turns one PIL image into bytes of the network's input size, as timm does. `BatchTransform` does what is
+left with a whole batch on its device: normalization, random erasing, Mixup, CutMix; padding, cropping and flipping too,
+where images are resident.
+
+timm augments one PIL image at a time, and draws a batch's Mixup ratio on the host; here every draw is a tensor from the
+generator given, so that a batch costs a few kernels and a captured CUDA graph draws anew at each replay. Distributions
+are timm's: erasing's boxes are tried ten times (`timm.data.random_erasing`), CutMix corrects its ratio to the clipped
+box and the partner of image i is image B - 1 - i (`timm.data.mixup`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.data import create_transform
+from timm.data.transforms_factory import transforms_imagenet_train
+from torch import Generator, Tensor, nn
+from torchvision import transforms
+
+from ...tasks import Task
+from ..recipe import Recipe
+
+ERASING_TRIES = 10
+ERASING_AREA = (0.02, 1 / 3)
+ERASING_RATIO = 0.3  # the smallest aspect ratio; the largest is its inverse
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """How an image becomes the network's input.
+
+    Args:
+        size: height and width.
+        mean, std: of values from 0 to 1.
+        interpolation: how images are resized.
+        crop_pct: the fraction of the image that evaluation's central crop keeps.
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+
+    @classmethod
+    def of(cls, network: nn.Module, recipe: Recipe) -> ImageTransform:
+        """Returns what the network expects of images, where the recipe does not say otherwise."""
+        config = timm.data.resolve_model_data_config(network)
+        return cls(
+            recipe.image_size or config["input_size"][-1],
+            tuple(recipe.mean or config["mean"]),
+            tuple(recipe.std or config["std"]),
+            recipe.interpolation,
+            recipe.crop_pct or config["crop_pct"],
+        )
+
+    def evaluation(self) -> Any:
+        """Returns a transform from a PIL image to bytes [3, size, size], as timm evaluates."""
+        return create_transform(
+            (3, self.size, self.size),
+            is_training=False,
+            use_prefetcher=True,
+            interpolation=self.interpolation,
+            crop_pct=self.crop_pct,
+        )
+
+    def training(self, recipe: Recipe) -> Any:
+        """Returns a transform from a PIL image to bytes [3, size, size], augmented by timm.
+
+        What is done with whole batches on the device is left to `BatchTransform`.
+        """
+        cropped, coloured, as_bytes = transforms_imagenet_train(
+            self.size,
+            scale=tuple(recipe.crop_scale),
+            ratio=tuple(recipe.crop_ratio),
+            hflip=recipe.flip,
+            color_jitter=recipe.color_jitter or None,
+            auto_augment=recipe.auto_augment,
+            interpolation=recipe.interpolation,
+            mean=self.mean,
+            use_prefetcher=True,
+            separate=True,
+        )
+        if recipe.crop != "resized":
+            resize = transforms.Resize(self.size, getattr(transforms.InterpolationMode, self.interpolation.upper()))
+            placed = [transforms.RandomCrop(self.size, padding=recipe.padding)] if recipe.crop == "padded" else []
+            flipped = transforms.RandomHorizontalFlip(recipe.flip)
+            cropped = transforms.Compose([resize, transforms.CenterCrop(self.size), *placed, flipped])
+        return transforms.Compose([cropped, coloured, as_bytes])
+
+
+def crop_and_flip(images: Tensor, padding: int, flip: float, generator: Generator) -> Tensor:
+    """Pad with zeros, crop back to the size at a random place, mirror with probability `flip`.
+
+    Args:
+        images: [B, C, H, W].
+    """
+    if not padding and not flip:
+        return images
+    count, channels, height, width = images.shape
+    device = images.device
+    rows = torch.arange(height, device=device).expand(count, -1)
+    columns = torch.arange(width, device=device).expand(count, -1)
+    if flip:
+        mirrored = torch.rand(count, 1, device=device, generator=generator) < flip
+        columns = torch.where(mirrored, width - 1 - columns, columns)
+    if padding:
+        shifts = torch.randint(0, 2 * padding + 1, (2, count, 1), device=device, generator=generator)
+        rows, columns = rows + shifts[0], columns + shifts[1]
+        images = F.pad(images, (padding, padding, padding, padding))
+    which = torch.arange(count, device=device)[:, None, None, None]
+    channel = torch.arange(channels, device=device)[None, :, None, None]
+    return images[which, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def erase(images: Tensor, probability: float, mode: str, generator: Generator) -> Tensor:
+    """Random erasing (Zhong et al., 2020) of normalized images: a box of 2 to 33% of the area becomes noise or zero."""
+    if not probability:
+        return images
+    count, _, height, width = images.shape
+    device = images.device
+    draws = torch.rand(4, count, ERASING_TRIES, device=device, generator=generator)
+    area = (ERASING_AREA[0] + draws[0] * (ERASING_AREA[1] - ERASING_AREA[0])) * height * width
+    ratio = torch.exp((2 * draws[1] - 1) * math.log(1 / ERASING_RATIO))
+    tall, wide = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (tall < height) & (wide < width)
+    first = fits.int().argmax(dim=1, keepdim=True)  # the first try that fits
+    tall, wide = tall.gather(1, first), wide.gather(1, first)
+    top = (draws[2].gather(1, first) * (height - tall + 1)).floor()
+    left = (draws[3].gather(1, first) * (width - wide + 1)).floor()
+    chosen = (torch.rand(count, 1, device=device, generator=generator) < probability) & fits.any(1, keepdim=True)
+    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+    inside_rows = (rows >= top) & (rows < top + tall) & chosen
+    inside_columns = (columns >= left) & (columns < left + wide)
+    box = inside_rows[:, None, :, None] & inside_columns[:, None, None, :]
+    if mode == "const":
+        return images.masked_fill(box, 0.0)
+    noise = torch.randn(images.shape, device=device, dtype=images.dtype, generator=generator)
+    return torch.where(box, noise, images)
+
+
+def mix(images: Tensor, targets: Tensor, recipe: Recipe, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Mixup (Zhang et al., 2017) or CutMix (Yun et al., 2019) of each image with its mirror in the batch.
+
+    Args:
+        images: [B, C, H, W], normalized.
+        targets: [B, K], as the task's `mixable` returns them.
+    """
+    device = images.device
+    draws = torch.rand(5, device=device, generator=generator)
+    mixes = draws[0] < recipe.mix_probability
+    cuts = draws[1] < (recipe.mix_switch if recipe.mixup and recipe.cutmix else float(recipe.cutmix > 0))
+    partners, partner_targets = images.flip(0), targets.flip(0)
+    kept = torch.ones((), device=device)  # the weight of the image itself
+    mixed = images
+    if recipe.mixup:
+        ratio = torch.where(mixes & ~cuts, _beta(recipe.mixup, device, generator), 1.0)
+        kept = ratio
+        mixed = mixed * ratio.to(images.dtype) + partners * (1 - ratio).to(images.dtype)
+    if recipe.cutmix:
+        height, width = images.shape[-2:]
+        side = (1 - _beta(recipe.cutmix, device, generator)).sqrt()
+        ranges = []
+        for size, centre in ((height, draws[2]), (width, draws[3])):
+            half = (side * size).floor() // 2
+            middle = (centre * size).floor()
+            ranges.append(((middle - half).clamp(0, size), (middle + half).clamp(0, size)))
+        (top, bottom), (left, right) = ranges
+        rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
+        box = ((rows >= top) & (rows < bottom))[:, None] & ((columns >= left) & (columns < right))[None, :]
+        box = box & mixes & cuts
+        mixed = torch.where(box, partners, mixed)
+        kept = torch.where(mixes & cuts, 1 - box.sum() / (height * width), kept)
+    return mixed, targets * kept + partner_targets * (1 - kept)
+
+
+def _beta(alpha: float, device: torch.device, generator: Generator) -> Tensor:
+    """One draw of Beta(alpha, alpha), from two of Gamma (which torch.distributions draws the same way)."""
+    gammas = torch._standard_gamma(torch.full((2,), alpha, device=device), generator=generator)
+    return gammas[0] / gammas.sum().clamp_min(1e-30)
+
+
+@dataclass(frozen=True)
+class BatchTransform:
+    """The transform of a whole batch on its device: bytes to normalized floats, erasing, mixing, targets.
+
+    Args:
+        recipe: which augmentations, and how strong.
+        task: says what the average of two targets is.
+        mean, std: [1, C, 1, 1], of bytes.
+    """
+
+    recipe: Recipe
+    task: Task
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, task: Task, mean: Sequence[float], std: Sequence[float], device: torch.device
+    ) -> BatchTransform:
+        """Returns the transform for mean and std of values from 0 to 1."""
+        as_bytes = (torch.tensor(values, device=device).view(1, -1, 1, 1) * 255 for values in (mean, std))
+        return cls(recipe, task, *as_bytes)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Returns bytes [B, C, H, W] as floats of mean 0, in the memory format of the recipe."""
+        return self._in_format((images.float() - self.mean) / self.std)
+
+    def __call__(self, images: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Returns training images and targets, which are those of the task's `mixable` where the recipe mixes."""
+        recipe = self.recipe
+        images = erase(self.normalize(images), recipe.erasing, recipe.erasing_mode, generator)
+        if recipe.mixes:
+            images, targets = mix(images, self.task.mixable(targets), recipe, generator)
+        return self._in_format(images), targets
+
+    def _in_format(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=torch.channels_last) if self.recipe.channels_last else images

@@ -1,0 +1,93 @@
+"""timm's reader of WebDataset shards, which also reports the samples it cannot decode.
+
+timm's own reader logs such samples and goes on. This one builds the same pipeline, in the same order, with a decoding
+step and an error handler of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import webdataset
+from PIL import Image
+from timm.data.readers.reader_wds import ReaderWds, detshuffle2
+
+from .images import Unusable, label_outside, unreadable
+
+
+class ReportingReader(ReaderWds):
+    """Reads WebDataset shards and collects what cannot be used.
+
+    Args:
+        stream_name: names the shards in `failures`.
+        classes: the number of classes; other labels are failures.
+        options: those of timm's `ReaderWds`.
+
+    Attributes:
+        failures: samples and shards that could not be read since this list was last emptied.
+    """
+
+    def __init__(self, *, stream_name: str, classes: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.stream_name, self.classes = stream_name, classes
+        self.failures: list[Unusable] = []
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        self.ds = None  # built anew for each pass, so that its shuffle starts from the seed
+        self.failures.clear()
+        return super().__iter__()
+
+    def _lazy_init(self) -> None:
+        super()._lazy_init()  # finds out which worker this is
+        shards = [os.path.join(self.root, name) for name in self.split_info.filenames]
+        stages: list[Any] = [webdataset.SimpleShardList(shards)]
+        if self.is_training:
+            stages.append(detshuffle2(self.shard_shuffle_size, seed=self.common_seed, epoch=self.epoch_count))
+        stages += [self._split_by_node_and_worker, webdataset.tarfile_to_samples(handler=self._note_shard)]
+        if self.is_training:
+            draws = random.Random(self.worker_seed)
+            sizes = {"bufsize": self.sample_shuffle_size, "initial": self.sample_initial_size}
+            stages.append(webdataset.shuffle(**sizes, rng=draws))
+        self.ds = webdataset.DataPipeline(*stages, self._decode_samples)
+
+    def _decode_samples(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The last stage of the pipeline: decodes samples, and passes over those that fail or have no label."""
+        for sample in samples:
+            name = f"{sample.get('__url__', '')}:{sample.get('__key__', '')}"
+            try:
+                label = self._label(sample)
+                if label is None:
+                    continue
+                image = self._image(sample)
+            except Exception as error:
+                self.failures.append(Unusable(name, unreadable(error)))
+                continue
+            if not 0 <= label < self.classes:
+                self.failures.append(Unusable(name, label_outside(label, self.classes)))
+                continue
+            yield {"image": image, "target": label, "__key__": sample.get("__key__")}
+
+    def _label(self, sample: dict[str, Any]) -> int | None:
+        """Returns the label; None where the shards' alternative labels leave the sample out."""
+        if not self.split_info.alt_label:
+            return int(sample[self.target_key])
+        label = int(json.loads(sample["json"])[self.split_info.alt_label])
+        return label if label >= 0 else None
+
+    def _image(self, sample: dict[str, Any]) -> Image.Image:
+        key = next((key for key in self.input_key.split(";") if key in sample), None)
+        if key is None:
+            raise ValueError(f"it has no entry {self.input_key.replace(';', ', ')}")
+        with Image.open(io.BytesIO(sample[key])) as image:
+            image.load()
+            return image.convert(self.input_img_mode) if self.input_img_mode else image.copy()
+
+    def _note_shard(self, error: Exception) -> bool:
+        """Handles an error of a whole shard: records it and goes on with the next shard."""
+        self.failures.append(Unusable(f"a shard of {self.stream_name} ({error})", unreadable(error)))
+        return True

@@ -1,0 +1,161 @@
+"""Images loaded and augmented by worker processes, one at a time; erasing and mixing follow on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ...tasks import Task
+from ..files import TrainingError
+from ..lock import close_locks
+from ..stop import prepare_worker_signals
+from .base import EvalBatches, TrainBatches, epoch_order, eval_places
+from .context import LoadingContext
+from .images import Images, Unusable, unreadable
+from .seeds import mixed_seed, temporary_seed
+
+Collated = tuple[Tensor | None, Tensor | None, Tensor | None, list[Unusable]]
+
+
+class LoadedImages(Dataset):
+    """Images by (seed of their draws, index). Index -1 is padding, which comes as None."""
+
+    def __init__(self, images: Images, transform: Callable[[Any], Any]) -> None:
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        seed, index = key
+        if index < 0:
+            return None
+        try:
+            image = self.images.open(index)
+            with temporary_seed(seed):
+                pixels = torch.as_tensor(np.asarray(self.transform(image)))
+        except Exception as error:
+            return Unusable(self.images.name(index), unreadable(error))
+        return pixels, self.images.target(index), index
+
+
+class EpochSampler(Sampler):
+    """Batches of (seed of an image's draws, index) of one epoch. `epoch` and `start` are set before each pass."""
+
+    def __init__(self, count: int, batches: TrainBatches) -> None:
+        self.count, self.recipe, self.ranks = count, batches.recipe, batches.ranks
+        self.steps, self.images_per_rank = batches.steps, batches.images_per_rank
+        self.epoch = self.start = 0
+
+    def indices(self, step: int, order: Tensor) -> list[tuple[int, int]]:
+        first = step * self.recipe.batch_size + self.ranks.rank * self.images_per_rank
+        return [
+            (mixed_seed("image", self.recipe.seed, self.epoch, place), int(order[place]))
+            for place in range(first, first + self.images_per_rank)
+        ]
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        order = epoch_order(self.count, self.recipe, self.epoch)
+        for step in range(self.start, self.steps):
+            yield self.indices(step, order)
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Collates samples (pixels, target, place) by the task, and sets aside the images that cannot be used.
+
+    Args:
+        task: collates pixels and targets.
+        padding: a sample that takes the place of each missing one: in evaluation, ranks must take equal steps. Missing
+            samples are left out where None.
+    """
+
+    task: Task
+    padding: tuple[Tensor, Any, int] | None = None
+
+    def __call__(self, samples: Sequence[Any]) -> Collated:
+        """Returns pixels, targets and places, which are None if no image can be used, and the unusable images."""
+        unusable = [sample for sample in samples if isinstance(sample, Unusable)]
+        filled = [self.padding if sample is None or isinstance(sample, Unusable) else sample for sample in samples]
+        usable = [sample for sample in filled if sample is not None]
+        if not usable:
+            return None, None, None, unusable
+        pixels, targets = self.task.collate([(image, target) for image, target, _ in usable])
+        return pixels, targets, torch.tensor([place for _, _, place in usable]), unusable
+
+
+def make_loader(dataset: Any, workers: int, device: torch.device, *, seed: int = 0, **options: Any) -> DataLoader:
+    """Returns a `DataLoader` that leaves the random numbers of the network alone."""
+    return DataLoader(
+        dataset,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=False,
+        worker_init_fn=_start_worker,
+        generator=torch.Generator().manual_seed(seed),  # or it would draw from the network's random numbers
+        **options,
+    )
+
+
+def _start_worker(worker: int) -> None:
+    torch.set_num_threads(1)
+    close_locks()  # a worker outlives a killed run for seconds, and would hold its folder
+    prepare_worker_signals()
+
+
+class LoadedTrainBatches(TrainBatches):
+    """Batches that worker processes load and augment."""
+
+    def __init__(self, images: Images, context: LoadingContext) -> None:
+        super().__init__(len(images), context)
+        self.images, self.problems = images, context.problems
+        self.sampler = EpochSampler(len(images), self)
+        dataset = LoadedImages(images, context.transform.training(self.recipe))
+        collate = Collate(context.task)
+        self.loader = make_loader(
+            dataset, self.recipe.workers, self.device, batch_sampler=self.sampler, collate_fn=collate
+        )
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        self.sampler.epoch, self.sampler.start = epoch, start
+        for pixels, targets, _, unusable in self.loader:
+            self.problems.add_unusable(unusable)
+            if pixels is None:
+                raise TrainingError(f"no image of a batch can be read; the first is {unusable[0].name}")
+            yield pixels.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+    def names(self, epoch: int, step: int) -> list[str]:
+        self.sampler.epoch = epoch
+        order = epoch_order(len(self.images), self.recipe, epoch)
+        return [self.images.name(index) for _, index in self.sampler.indices(step, order)]
+
+
+class LoadedEvalBatches(EvalBatches):
+    """Evaluation batches that worker processes load.
+
+    Args:
+        workers: the number of worker processes; the recipe's where None.
+    """
+
+    def __init__(self, images: Images, batch_size: int, context: LoadingContext, *, workers: int | None = None) -> None:
+        self.count, self.device, self.problems = len(images), context.device, context.problems
+        places = eval_places(self.count, batch_size, context.ranks)
+        keys = [[(0, int(place)) for place in batch] for batch in places]
+        dataset = LoadedImages(images, context.transform.evaluation())
+        workers = context.recipe.workers if workers is None else workers
+        size = context.transform.size
+        target = images.target(0) if self.count else None  # of the padding, which does not count
+        padding = torch.zeros(3, size, size, dtype=torch.uint8), target, -1
+        collate = Collate(context.task, padding)
+        self.loader = make_loader(dataset, workers, self.device, batch_sampler=keys, collate_fn=collate)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for pixels, targets, places, unusable in self.loader:
+            self.problems.add_unusable(unusable)
+            yield tuple(t.to(self.device, non_blocking=True) for t in (pixels, targets, places))  # type: ignore[misc]

@@ -1,0 +1,70 @@
+"""The folder of a run: one run to a folder, and only the same run goes on in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .checkpoint import Checkpoints
+from .files import TrainingError, write_text
+from .lock import FolderLock
+from .processes import Processes
+from .recipe import Recipe, differences, read_recipe
+
+MACHINE_KEYS = {  # may change when a run is resumed: they do not change what is computed, except for the last bits
+    "workers", "resident", "tensorboard", "wandb", "checkpoint_steps", "eval_batch_size", "compile", "cuda_graph",
+}  # fmt: skip
+
+
+class RunFolder:
+    """A folder, claimed and locked for one run.
+
+    Args:
+        path: the folder; ranks take the path of rank 0, where each chose by the clock.
+        recipe: what will be trained in it.
+        resume: whether to go on with the run that is in the folder, if there is one.
+    """
+
+    def __init__(self, path: Path, recipe: Recipe, processes: Processes, *, resume: bool) -> None:
+        self.path: Path = processes.broadcast(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.lock = FolderLock(self.path) if processes.is_main else None
+        try:
+            self._claim(recipe, resume)
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    def _claim(self, recipe: Recipe, resume: bool) -> None:
+        """Refuses a folder that holds another run."""
+        if (self.recipe_file.exists() or self.checkpoints.all()) and not resume:
+            raise TrainingError(f"{self.path} already holds a run: --resume to go on with it, or choose another folder")
+        if self.recipe_file.exists():
+            check_same_recipe(self.path, recipe)
+        for unfinished in self.path.glob(".*.safetensors.*"):  # of a process that was killed while it wrote
+            unfinished.unlink(missing_ok=True)
+
+    def write_recipe(self, recipe: Recipe, command: str) -> None:
+        """Writes what is trained here, unless a run that is resumed has done so."""
+        if not self.recipe_file.exists():
+            write_text(self.recipe_file, recipe.to_yaml(command))
+
+    def release(self) -> None:
+        """Releases the lock; a folder in which nothing was written is removed."""
+        if self.lock is not None:
+            self.lock.release(remove=not self.recipe_file.exists())
+
+
+def check_same_recipe(folder: Path, recipe: Recipe) -> None:
+    """Refuses a folder whose run had another recipe."""
+    changed = {
+        key: values
+        for key, values in differences(read_recipe(folder / "recipe.yaml"), recipe).items()
+        if key not in MACHINE_KEYS
+    }
+    if changed:
+        listed = ", ".join(f"{key} {before!r} -> {now!r}" for key, (before, now) in changed.items())
+        raise TrainingError(f"{folder} holds a run of another recipe ({listed}): choose another folder")

@@ -1,0 +1,214 @@
+"""Puts a run together: everything that a training step needs, made once and complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..models.build import ModelError, check_size
+from ..tasks import Task, TaskError, make_task
+from .data import (
+    Data,
+    EvalBatches,
+    ImageTransform,
+    LoadingContext,
+    Ranks,
+    TrainBatches,
+    eval_batches,
+    open_data,
+    train_batches,
+)
+from .data.context import Report, no_report
+from .data.seeds import mixed_seed, seed_libraries
+from .files import TrainingError
+from .optimization import make_optimizer, make_scheduler
+from .processes import Processes
+from .recipe import Recipe
+from .sharding import full_state, load_full_weights, shard
+
+logger = logging.getLogger(__name__)
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # of inductor, for compile: tuned
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A run that is ready to train.
+
+    Args:
+        task: what is learned.
+        data: the images, in their splits.
+        loading: how images become batches.
+        batches: the training batches.
+        held_out: the batches that are evaluated after every epoch: the validation split, or the test split if there
+            is none.
+        network: the network itself, sharded where the recipe says so.
+        replicated: the network under DistributedDataParallel, or the network itself.
+        model: what a training step calls: `replicated`, compiled where the recipe says so.
+        scheduler: timm's schedule of the learning rate; None if it never changes.
+        scaler: scales the loss in float16, and does nothing otherwise.
+        ema: the moving average of the weights; None if there is none.
+    """
+
+    recipe: Recipe
+    processes: Processes
+    task: Task
+    data: Data
+    loading: LoadingContext
+    batches: TrainBatches
+    held_out: EvalBatches
+    network: nn.Module
+    replicated: nn.Module
+    model: Any
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    scaler: torch.amp.GradScaler
+    ema: ModelEmaV3 | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.processes.device
+
+    @property
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def set_lr(self, epoch: int, step: int) -> None:
+        """Sets the learning rate of a step; depends on nothing but the step."""
+        if self.scheduler is not None:  # one of the two acts: the schedule changes by epoch or by step
+            self.scheduler.step(epoch)
+            self.scheduler.step_update(epoch * self.batches.steps + step)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the forward pass."""
+        dtype = AUTOCAST.get(self.recipe.precision)
+        return torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext()
+
+    @property
+    def evaluated_network(self) -> nn.Module:
+        """The moving average if there is one, otherwise the network itself."""
+        return self.ema.module if self.ema is not None else self.network
+
+    def evaluated_weights(self) -> dict[str, Tensor]:
+        """Returns the full weights of the network that is evaluated; every rank must call this."""
+        if self.recipe.sharding == "fsdp":
+            return full_state(self.network, None)[0]
+        return self.evaluated_network.state_dict()
+
+    def load_evaluated_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Loads what `evaluated_weights` returned; every rank must call this."""
+        if self.recipe.sharding == "fsdp":
+            load_full_weights(self.network, tensors)
+        else:
+            self.evaluated_network.load_state_dict(tensors)
+
+    def broadcast_buffers(self, network: nn.Module) -> None:
+        """Gives all ranks the batch norm statistics of rank 0; each rank updates its own."""
+        if self.processes.world_size > 1:
+            for buffer in network.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
+    def test_batches(self) -> EvalBatches:
+        """Makes the batches of the test split."""
+        return eval_batches(self.data.test, dataclasses.replace(self.loading, report=no_report))
+
+
+def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Report = no_report) -> TrainingSetup:
+    """Puts together what a recipe describes. Random numbers are seeded for the network, and then for the steps.
+
+    Args:
+        data: the data, where several runs share it.
+        report: told how the loading of images goes.
+    """
+    set_precision(recipe)
+    device = processes.device
+    seed_libraries(mixed_seed("weights", recipe.seed))
+    data = data or open_data(recipe)
+    task = make_task(dataclasses.asdict(recipe), data.classes)
+    network = build_network(task)
+    transform = ImageTransform.of(network, recipe)
+    try:
+        check_size(network, recipe.model, transform.size)
+    except ModelError as error:
+        raise TrainingError(str(error)) from error
+    ranks = Ranks(processes.rank, processes.world_size)
+    loading = LoadingContext(recipe, task, transform, ranks, device, data.problems, report)
+    batches = train_batches(data.train, loading)
+    held_out = eval_batches(data.validation if data.validation is not None else data.test, loading)
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # what was loaded is there for every stream
+    network = _place(network, recipe, processes)
+    optimizer = make_optimizer(recipe, network, device)
+    scheduler = make_scheduler(recipe, optimizer, batches.steps)
+    ema = ModelEmaV3(network, decay=recipe.ema) if recipe.ema else None
+    replicated = _replicate(network, recipe, processes)
+    # evaluation runs the plain network: compiling that too takes longer than it saves
+    model: Any = replicated if recipe.compile == "no" else compile_network(replicated, recipe.compile)
+    scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
+    seed_libraries(mixed_seed("steps", recipe.seed, processes.rank))
+    return TrainingSetup(
+        recipe, processes, task, data, loading, batches, held_out, network, replicated, model,
+        optimizer, scheduler, scaler, ema,
+    )  # fmt: skip
+
+
+def build_network(task: Task) -> nn.Module:
+    """Builds the network of a task; what cannot be built is a `TrainingError`."""
+    try:
+        return task.build()
+    except (ModelError, TaskError) as error:
+        raise TrainingError(str(error)) from error
+
+
+def set_precision(recipe: Recipe) -> None:
+    """Sets the precision of matrix products, and whether kernels must give the same bits every time."""
+    allowed = recipe.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cudnn.benchmark = torch.cuda.is_available() and not recipe.deterministic
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(recipe.deterministic, warn_only=True)
+
+
+def _place(network: nn.Module, recipe: Recipe, processes: Processes) -> nn.Module:
+    """Moves the network to its device, in the memory format of the recipe; synchronizes batch norms and shards."""
+    memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    network.to(processes.device, memory_format=memory_format)  # type: ignore[call-overload]
+    if recipe.sync_batchnorm:
+        if processes.world_size > 1 and processes.device.type == "cuda":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        else:
+            logger.warning("sync_batchnorm=true does nothing here: it is for several GPUs")
+    if recipe.sharding == "fsdp":
+        shard(network, processes)
+    return network
+
+
+def _replicate(network: nn.Module, recipe: Recipe, processes: Processes) -> nn.Module:
+    """Makes gradients the mean over ranks, unless the network is sharded, which does so itself."""
+    if recipe.sharding != "none" or processes.world_size == 1:
+        return network
+    devices = [processes.device.index] if processes.device.type == "cuda" else None
+    return DistributedDataParallel(network, device_ids=devices)
+
+
+def compile_network(network: nn.Module, how: str) -> Any:
+    """Compiles the network as the recipe's ``compile`` says."""
+    if how == "default":
+        return torch.compile(network)
+    from torch._inductor import select_algorithm
+
+    select_algorithm.PRINT_AUTOTUNE = False  # pages of it, over the progress bars
+    return torch.compile(network, options=TUNED)

@@ -1,0 +1,75 @@
+"""summary.json: what a finished run came to."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..tasks import Scores
+from .checkpoint import RunState
+from .files import TrainingError
+from .setup import TrainingSetup
+
+
+def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: str) -> dict[str, Any]:
+    """Returns what there is to know of a run that was tested.
+
+    Args:
+        scores: on the test split.
+        command: the command that gives this run again.
+    """
+    task, transform = setup.task, setup.loading.transform
+    by_validation = state.best is not None
+    return {
+        "model": setup.recipe.model,
+        "seed": setup.recipe.seed,
+        "test": {
+            **{metric.name: scores.metrics[metric.name] for metric in task.eval_metrics},
+            "loss": scores.metrics["loss"],
+            "images": scores.count,
+        },
+        "chosen_epoch": int(state.best["epoch"]) if state.best is not None else setup.recipe.epochs,
+        "chosen_by": f"validation {task.headline.title}" if by_validation else "last epoch",
+        "epochs": setup.recipe.epochs,
+        "train_images": len(setup.data.train),
+        **task.summary(),
+        "image_size": transform.size,
+        "mean": list(transform.mean),
+        "std": list(transform.std),
+        "crop_pct": transform.crop_pct,
+        "interpolation": transform.interpolation,
+        "seconds": state.seconds,
+        "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "CPU",
+        "processes": setup.processes.world_size,
+        "bad_images": setup.data.problems.found,
+        "notes": setup.data.notes,
+        "command": command,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("interlayer", "torch", "torchvision", "timm", "accelerate", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "from source"
+    return found
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Reads the summary.json of a finished run."""
+    path = folder / "summary.json"
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise TrainingError(f"{folder} holds no finished run: {path.name} is missing") from error
+    except json.JSONDecodeError as error:
+        raise TrainingError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,151 @@
+"""The report in a real browser: it renders, says nothing wrong on the console, needs no network, fits a phone."""
+
+import re
+import shutil
+
+import pytest
+
+from interlayer.pages import write_comparison_report, write_run_report
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not CHROMIUM or not DRIVER:
+        pytest.skip("chromium and chromedriver are not installed: no browser to open the report in")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    from digit_images import SMALL
+
+    from interlayer.experiments import compare
+    from interlayer.training.recipe import from_values
+
+    recipe = from_values(
+        {**SMALL, "attach_options": {"channels_per_head": 8}, "batch_size": 128, "epochs": 3, "lr": 0.1}
+    )
+    models = ["preresnet20_cifar", "preresnet20_cifar+mrla_light"]
+    return compare(
+        recipe, models, tmp_path_factory.mktemp("report"), seeds=[0, 1], command="interlayer compare --seeds 2"
+    )
+
+
+@pytest.fixture(scope="module")
+def reports(comparison):
+    """Reports of a comparison and of one of its runs."""
+    return {
+        "comparison": write_comparison_report(comparison),
+        "run": write_run_report(comparison.results[1].folders[0]),
+    }
+
+
+def open_report(browser, path):
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(path.as_uri())
+
+
+@pytest.mark.parametrize("kind", ["comparison", "run"])
+def test_it_renders_without_errors_and_without_a_network(browser, reports, kind):
+    open_report(browser, reports[kind])
+    assert browser.get_log("browser") == []
+    requests = re.findall(
+        r'"url":"((?!data:)[^"]+)"', " ".join(str(e["message"]) for e in browser.get_log("performance"))
+    )
+    assert {url for url in requests if not url.startswith(("file:", "about:", "chrome"))} == set()
+    sizes = browser.execute_script("return [...document.images].map(i => [i.complete, i.naturalWidth, i.alt])")
+    assert len(sizes) > 5
+    assert all(done and width > 0 and alt for done, width, alt in sizes)
+
+
+def test_everything_a_reader_looks_for_is_there(browser, reports, comparison):
+    open_report(browser, reports["comparison"])
+    headings = [h.text for h in browser.find_elements("tag name", "h2")]
+    assert headings == [
+        "Accuracy and cost", "Training", "Which layer reads which", "Where they disagree", "Again", "Recipe",
+    ]  # fmt: skip
+    text = browser.find_element("tag name", "body").text
+    for verdict in comparison.verdicts():
+        assert verdict in text
+    assert "interlayer compare --seeds 2" in text
+    assert "batch_size: 128" in text
+    assert re.search(r"torch \d+\.\d+", text)
+    cells = [cell.text for cell in browser.find_elements("css selector", "tbody tr:nth-child(2) td")]
+    assert cells[0] == "preresnet20_cifar+mrla_light"
+    assert cells[3] == f"{comparison.results[1].cost.parameters:,}"
+    assert browser.find_elements("css selector", ".grid figure"), "two half-trained networks disagree on some images"
+
+
+@pytest.mark.parametrize("kind", ["comparison", "run"])
+def test_it_fits_a_phone(browser, reports, kind):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 3, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        open_report(browser, reports[kind])
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+        assert browser.execute_script("return parseFloat(getComputedStyle(document.body).fontSize)") >= 15
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_it_prints(browser, reports):
+    open_report(browser, reports["comparison"])
+    printed = browser.print_page()
+    assert len(printed) > 20_000
+    import base64
+
+    assert base64.b64decode(printed).startswith(b"%PDF")
+
+
+def test_names_are_text_not_markup(comparison, tmp_path):
+    """A class or a file may be called anything."""
+    import json
+
+    folder = tmp_path / "run"
+    shutil.copytree(comparison.results[0].folders[0], folder)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["classes"] = [f"<script>alert({i})</script>" for i in range(10)]
+    summary["bad_images"] = {"<img src=x onerror=alert(1)>.png": "broken"}
+    path.write_text(json.dumps(summary))
+    page = write_run_report(folder).read_text()
+    assert "<script" not in page
+    assert "<img src=x" not in page
+
+
+def test_sections_of_any_task_are_laid_out_and_escaped(comparison, monkeypatch):
+    """Tables, keys and tones of a task that reports know nothing of."""
+    from PIL import Image
+
+    from interlayer.tasks import Classification, Picture, Section, Span, Table
+
+    odd = "<i>&"
+    picture = Picture(Image.new("RGB", (4, 4)), odd, [[Span(odd, "good", 1), Span(odd)], [Span(odd, "strong")]])
+    section = Section(
+        odd, odd, keys=["a", odd], legend=odd, tables=[Table(odd, [odd], [[odd]], odd)], pictures=[picture]
+    )
+    monkeypatch.setattr(Classification, "show_run", lambda self, run, images: [section])
+    page = write_run_report(comparison.results[0].folders[1]).read_text()
+    assert odd not in page
+    assert page.count("&lt;i&gt;&amp;") == 14
+    assert "<span class=right>&lt;i&gt;&amp;</span>&lt;i&gt;&amp;<br><b>&lt;i&gt;&amp;</b>" in page
+
+
+def test_templates_are_files_of_the_package():
+    from importlib import resources
+
+    names = {path.name for path in (resources.files("interlayer.pages") / "templates").iterdir()}
+    assert names >= {"report.html", "report.css"}

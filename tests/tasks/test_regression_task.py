@@ -1,0 +1,61 @@
+"""A regression task from outside the package trains and resumes after a kill."""
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from digit_value import DigitValue
+from run_folders import assert_same_run
+
+from interlayer.tasks import TASKS
+from interlayer.training import train
+
+HERE = Path(__file__).parent
+SETTING = {"task": DigitValue.name, "lr": 0.05, "optimizer": "adamw", "batch_size": 64}
+
+
+def interlayer(*arguments, **options):
+    """Starts `interlayer` in a process of its own that knows the task."""
+    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import digit_value; "
+    command = [sys.executable, "-c", program + "from interlayer_cli.app import main; main()", *map(str, arguments)]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def test_the_task_is_short():
+    assert len((HERE / "digit_value.py").read_text().splitlines()) <= 60
+    assert TASKS[DigitValue.name] is DigitValue
+
+
+def test_it_trains_and_the_lowest_error_is_the_best(small, tmp_path):
+    summary = train(small(**SETTING, validation=200, epochs=4, mixup=0.2), tmp_path / "run")
+    with open(tmp_path / "run" / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        "epoch", "step", "lr", "train_loss", "train_error", "eval_loss", "eval_error", "seconds", "eval_seconds",
+        "images_per_second",
+    ]  # fmt: skip
+    errors = [float(row["eval_error"]) for row in rows]
+    assert min(errors) < 2, "guessing the mean digit is off by 2.5"
+    assert summary["chosen_epoch"] == errors.index(min(errors)) + 1
+    assert summary["chosen_by"] == "validation mean absolute error"
+    assert set(summary["test"]) == {"error", "loss", "images"}
+    assert summary["test"]["error"] < 2.5
+
+
+def test_it_resumes_after_a_kill(small, tmp_path):
+    """Killed by SIGKILL within an epoch and resumed, it ends as a run that was not killed."""
+    recipe = small(**SETTING, epochs=8, checkpoint_steps=3, drop_rate=0.2, validation=200)
+    train(recipe, tmp_path / "whole")
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    process = interlayer("train", "--recipe", tmp_path / "recipe.yaml", "--output", tmp_path / "killed")
+    while not list((tmp_path / "killed" / "checkpoints").glob("step_*")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "killed" / "summary.json").exists(), "the run ended before it could be killed"
+    train(recipe, tmp_path / "killed", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")

@@ -1,0 +1,75 @@
+"""Every task keeps what the interface promises."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from interlayer.tasks import TASKS, Collective, Metric, TaskError, make_task, task_class
+from interlayer.training.processes import init_processes
+from interlayer.training.recipe import RecipeError
+from interlayer.training.setup import set_up
+from interlayer.training.step import TrainStep
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_trains_a_step(small, name):
+    recipe = small(task=name, batch_size=32)
+    setup = set_up(recipe, init_processes(recipe), None)
+    before = [parameter.detach().clone() for parameter in setup.network.parameters()]
+    step = TrainStep(setup)
+    step.run(next(setup.batches.epoch(0)))
+    totals = step.sums.read()
+    assert (totals.images, totals.first_bad_step) == (32, -1)
+    assert math.isfinite(totals.mean_loss)
+    assert set(totals.means) == {metric.name for metric in setup.task.train_metrics}
+    assert any(not torch.equal(old, new) for old, new in zip(before, setup.network.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_evaluates_its_metrics_and_its_headline(small, name):
+    recipe = small(task=name, batch_size=32)
+    setup = set_up(recipe, init_processes(recipe), None)
+    task, evaluator = setup.task, setup.task.evaluator(records=True)
+    pixels, targets, places = next(iter(setup.held_out))
+    with torch.no_grad():
+        outputs = task.forward(setup.network.eval(), setup.batches.batch_transform.normalize(pixels))
+    evaluator.update(outputs, targets, torch.where(places > 5, -1, places))  # padding does not count
+    scores = evaluator.result(Collective())
+    assert scores.count == 6
+    assert set(scores.metrics) == {"loss", *(metric.name for metric in task.eval_metrics)}
+    assert task.headline in task.eval_metrics
+    assert all(len(rows) == 6 for rows in scores.records.values())
+
+
+def test_an_unknown_task_is_one_sentence_that_lists_the_tasks(small):
+    for ask in (lambda: task_class("clasification"), lambda: make_task({"task": "clasification"}, [])):
+        with pytest.raises(TaskError, match=r"unknown task 'clasification'; the tasks are: .*classification"):
+            ask()
+    with pytest.raises(RecipeError, match=r"unknown task 'clasification'; the tasks are: .*classification"):
+        small(task="clasification")
+
+
+def test_a_task_that_cannot_mix_says_so(small):
+    class Unmixable(TASKS["classification"]):
+        name = "unmixable"
+
+        def mixable(self, targets):
+            return super(TASKS["classification"], self).mixable(targets)
+
+    with pytest.raises(TaskError, match="task=unmixable cannot mix images: set mixup=0 and cutmix=0"):
+        Unmixable(dataclasses.asdict(small()), ["a"]).mixable(torch.zeros(1))
+
+
+def test_a_metric_is_printed_and_compared_as_it_says():
+    accuracy, error = Metric("accuracy", percent=True), Metric("error", higher_is_better=False)
+    assert (accuracy.format(0.84031), accuracy.format(0.84031, short=True)) == ("84.03%", "84.0%")
+    assert (accuracy.format_difference(0.0051), accuracy.format_spread(0.0051)) == ("+0.51", "0.51")
+    assert (error.format(0.12345), error.format_difference(-0.5)) == ("0.1235", "-0.5000")
+    assert accuracy.is_better(0.9, than=0.8)
+    assert error.is_better(0.8, than=0.9)
+    assert not error.is_better(0.8, than=0.8)
+    assert (accuracy.resolution(50), error.resolution(50)) == (0.02, 0.0)
+    assert (accuracy.unit, error.unit) == ("points", "")
+    assert accuracy.format(math.nan) == ""
