@@ -2,63 +2,67 @@
 
 import pytest
 import torch
+from operation_tester import DEVICE, Limit, OperationTester, Sample, draw, sizes
 
 from interlayer import backend, ops
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DOUBLE = torch.float64 if DEVICE == "cpu" else torch.float32  # the kernel takes float64 in the interpreter alone
+from interlayer.ops.broadcast_context import broadcast_context_operation
 
 
-def run(name, shape, scaled, dtype=DOUBLE):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*size):
-        return torch.randn(size, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
-
-    x = draw(*shape).requires_grad_()
-    scale = draw(shape[-1]).requires_grad_() if scaled else None
-    with backend(name):
-        result = ops.broadcast_context(x, scale)
-    result.backward(draw(*shape))
-    return [result.detach(), x.grad] + ([scale.grad] if scaled else [])
-
-
-def by_definition(shape, scaled):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-    scale = torch.randn(shape[-1], generator=generator, dtype=torch.float64).requires_grad_() if scaled else None
+def by_definition(sample):
+    """Eq. 1 of the paper, or its scaled form, with every gradient."""
+    x, scale = (None if t is None else t.detach().double().cpu().requires_grad_() for t in sample.tensors.values())
     tokens = x.flatten(1, -2)
     average = tokens.mean(1, keepdim=True)
-    result = ((tokens + scale * average) if scaled else (tokens + average) / 2).view(shape)
-    result.backward(torch.randn(shape, generator=generator, dtype=torch.float64))
-    return [result.detach(), x.grad] + ([scale.grad] if scaled else [])
+    result = ((tokens + average) / 2 if scale is None else tokens + scale * average).view(x.shape)
+    result.backward(draw(*x.shape, seed=100).cpu())
+    found = {"result 0": result.detach(), "gradient of x": x.grad}
+    return found if scale is None else found | {"gradient of scale": scale.grad}
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("name", ["reference", "triton"])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (2, 5, 7),
-        (3, 197, 70),  # DeiT's tokens, more channels than a program's
-        (2, 257, 3),  # more tokens than a program holds
-        (2, 4, 5, 6),  # a map
-        (1, 1, 1),  # a token that is its own average
-    ],
-)
-def test_values_and_gradients(shape, name, scaled):
-    tolerance = {"rtol": 1e-9, "atol": 1e-9} if torch.float64 == DOUBLE else {"rtol": 1e-4, "atol": 1e-4}
-    for found, expected in zip(run(name, shape, scaled), by_definition(shape, scaled), strict=True):
-        torch.testing.assert_close(found.double().cpu(), expected, **tolerance)
+class TestBroadcastContext(OperationTester):
+    operation = broadcast_context_operation
+    implementations = ("triton",)
+    shapes = tuple(
+        sizes(shape=shape, scaled=scaled)
+        for scaled in (False, True)
+        for shape in [
+            (2, 5, 7),
+            (3, 197, 70),  # DeiT's tokens, more channels than a program's
+            (2, 257, 3),  # more tokens than a program holds
+            (2, 4, 5, 6),  # a map
+            (1, 1, 1),  # a token that is its own average
+        ]
+    )
+    small = sizes(scaled=True)
+    precise_shape = sizes(shape=(2, 197, 48), scaled=True)
+    precisions = ((torch.float32, 1e-5), (torch.bfloat16, 1e-2))
+    limits = (
+        Limit("triton", "lie one after another", change=lambda s: s.change(x=s.tensors["x"].transpose(1, 2))),
+        Limit("triton", "there are no tokens", sizes(shape=(0, 5, 7))),
+        Limit("triton", "of a floating-point type", change=lambda s: s.map(lambda t: t.to(torch.complex64))),
+    )
+
+    def sample(self, shape=(2, 5, 7), scaled=False):
+        return Sample({"x": draw(*shape), "scale": draw(shape[-1], seed=1) if scaled else None})
+
+    def call(self, sample):
+        return ops.broadcast_context(*sample.tensors.values())
+
+
+@pytest.mark.parametrize("shape", TestBroadcastContext.shapes)
+def test_the_reference_is_the_definition(shape):
+    tester = TestBroadcastContext()
+    sample = tester.sample(**shape)
+    expected = by_definition(sample)
+    for what, value in tester.run("reference", sample).items():
+        torch.testing.assert_close(value.cpu(), expected[what], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_bfloat16(scaled):
-    for found, expected in zip(
-        run("triton", (2, 197, 48), scaled, torch.bfloat16), by_definition((2, 197, 48), scaled), strict=True
-    ):
-        error = (found.double().cpu() - expected).norm() / expected.norm()
-        assert error < 1e-2, f"{error:.1e}"
+    tester = TestBroadcastContext()
+    sample = tester.cast(tester.sample((2, 197, 48), scaled), torch.bfloat16)
+    tester.assert_near(tester.run("triton", sample), {k: v.to(DEVICE) for k, v in by_definition(sample).items()}, 1e-2)
 
 
 def test_a_scale_in_float32_beside_tokens_in_bfloat16():

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 import torch
+from operation_tester import DEVICE, Limit, OperationTester, Sample, sizes
 
 from interlayer import backend, ops
+from interlayer.ops.halo_attention import halo_attention_operation
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DOUBLE = torch.float64
 KERNELS = ["gathered", "triton"]
 EVERY = [
@@ -120,21 +121,56 @@ SHAPES = [
 ]
 
 
-# The interpreter is slow: five shapes meet one of the options each, all meet all among the slow tests.
-CASES = [("gathered", shape, options) for shape in SHAPES for options in OPTIONS]
-CASES += [
-    pytest.param("triton", shape, options, marks=[] if number < 5 and number == index else pytest.mark.slow)
-    for number, shape in enumerate(SHAPES)
-    for index, options in enumerate(OPTIONS)
-]
+def without_channels_last(sample):
+    return sample.change(q=sample.tensors["q"].contiguous())
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), CASES)
-def test_values_and_gradients(name, shape, options):
-    """Odd maps, one pixel, a block larger than the map, no halo; all options; with every gradient, in float64."""
-    tensors, given = make(**shape, stride=options.get("stride", 1))
-    given |= {key: value for key, value in options.items() if key != "stride"}
-    assert_as_reference(name, tensors, given)
+class TestHaloAttention(OperationTester):
+    """Odd maps, one pixel, a block larger than the map, no halo; all options."""
+
+    operation = halo_attention_operation
+    implementations = ("triton", "gathered")
+    small = sizes(height=5, width=4, d=2, e=1, block=2, halo=1, batch=1)
+    precise_shape = sizes(height=9, width=10, d=16, e=16)
+    precisions = ((torch.float32, 1e-4), (torch.bfloat16, 3e-2))
+    limits = (
+        Limit("triton", "the maps must be channels_last", change=without_channels_last),
+        Limit("triton", "at most 64 pixels wide, got 66", sizes(halo=31)),
+        Limit("triton", "expected a block divisible by the stride 3, got 4", sizes(stride=3)),
+        Limit("gathered", "expected a block divisible by the stride 3, got 4", sizes(stride=3)),
+        Limit(
+            "triton",
+            "the maps must be of one floating-point type",
+            change=lambda s: s.change(q=s.tensors["q"].half()),
+            runs=False,
+        ),
+        Limit("triton", "a head must have at most 256 channels", sizes(heads=1, e=257)),
+        Limit("triton", "scale is 0", change=lambda s: s.change(scale=0.0)),
+    )
+
+    @classmethod
+    def cases(cls):
+        # the interpreter is slow: five shapes meet one of the options each, all meet all among the slow tests
+        cases = [("gathered", shape | options) for shape in SHAPES for options in OPTIONS]
+        return cases + [
+            pytest.param("triton", shape | options, marks=[] if number < 5 and number == index else pytest.mark.slow)
+            for number, shape in enumerate(SHAPES)
+            for index, options in enumerate(OPTIONS)
+        ]
+
+    def sample(self, centered=False, mask_padding=True, **shape):
+        tensors, options = make(**shape)
+        options |= {"centered": centered, "mask_padding": mask_padding}
+        return Sample(dict(zip(("q", "k", "v", "rel_rows", "rel_cols"), tensors, strict=True)), options)
+
+    def call(self, sample):
+        return ops.halo_attention(*sample.tensors.values(), **sample.options)
+
+    def best_dtype(self, name):
+        return exact(name)[0]
+
+    def tolerance(self, dtype):
+        return {"rtol": 1e-8, "atol": 1e-8} if dtype == DOUBLE else {"rtol": 1e-3, "atol": 1e-4}
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -240,38 +276,6 @@ def test_bad_input_is_named(name, change, reason):
         ops.halo_attention(*tensors, **{**given, **change})
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
-def test_lower_precisions(name, dtype, tolerance):
-    """As far from float64 as the dtype allows, result and every gradient."""
-    tensors, given = make(9, 10, d=16, e=16, dtype=dtype)
-    expected = run("reference", [t.double() for t in tensors], given)
-    for what, value in run(name, tensors, given).items():
-        error = (value.double() - expected[what]).norm() / expected[what].norm()
-        assert error < tolerance, f"{what}: {error:.1e}"
-
-
-@pytest.mark.parametrize(
-    ("change", "shape", "options", "reason"),
-    [
-        (lambda q: q.contiguous(), {}, {}, "the maps must be channels_last"),
-        (lambda q: q, {"halo": 31}, {}, "at most 64 pixels wide, got 66"),
-        (lambda q: q, {"stride": 3}, {}, "expected a block divisible by the stride 3, got 4"),
-        (lambda q: q.half(), {}, {}, "the maps must be of one floating-point type"),
-        (lambda q: q, {"heads": 1, "e": 257}, {}, "a head must have at most 256 channels"),
-        (lambda q: q, {}, {"scale": 0.0}, "scale is 0"),
-    ],
-)
-def test_limits_of_the_kernel_are_said(change, shape, options, reason):
-    """By name it says why not; left to itself the operation runs in another way."""
-    (q, *tensors), given = make(dtype=torch.float32, **shape)
-    tensors, given = [change(q), *tensors], given | options
-    with backend("triton"), pytest.raises(ValueError, match=reason):
-        ops.halo_attention(*tensors, **given)
-    if tensors[0].dtype == tensors[1].dtype:
-        assert ops.halo_attention(*tensors, **given).isfinite().all()
-
-
 def test_shapes_alone():
     """On the meta device, where models are counted."""
     tensors, given = make()
@@ -293,7 +297,7 @@ def test_large_tables_are_left_to_the_gathering_one():
 
 
 @pytest.mark.parametrize("relative", [True, False])
-def test_it_is_an_operator_of_torchs(relative):
+def test_it_is_a_registered_operator(relative):
     """Schema, shapes without data and gradients as torch.compile relies on them."""
     from interlayer.ops._triton import halo_attention as kernels
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from operation_tester import OperationTester, Sample, draw, sizes
 from torch.autograd import gradcheck
 
 from interlayer.ops import depthwise_value, layer_attention, light_attention, linear_recurrence
@@ -124,6 +125,23 @@ def test_recurrence_gradients_are_exact():
 
     u, z = rand(B, HEADS, D, D, 2, 2), rand(B, HEADS, D).abs().detach().requires_grad_()
     assert gradcheck(run, (rand(B, C), rand(B, C), rand(B, C, 2, 2), u, z))
+
+
+class TestDepthwiseValue(OperationTester):
+    operation = depthwise_value
+    small = sizes()
+
+    def sample(self, channels=C):
+        tensors = {"x": draw(B, channels, HEIGHT, WIDTH).cpu(), "weight": draw(channels, 1, 3, 3, seed=1).cpu()}
+        return Sample(tensors, {"gelu": True})
+
+    def call(self, sample):
+        return depthwise_value(*sample.tensors.values(), **sample.options)
+
+
+@pytest.mark.parametrize("operation", [depthwise_value, light_attention, layer_attention, linear_recurrence])
+def test_there_is_the_reference_alone(operation):
+    assert operation.implementations == []
 
 
 def test_views_with_odd_strides_give_the_same_result():

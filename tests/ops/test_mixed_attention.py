@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from operation_tester import DEVICE, Limit, OperationTester, Sample, sizes
 from torch import nn
 
 from interlayer import backend, ops
+from interlayer.ops.mixed_attention import mixed_attention_operation
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = ["affine", "triton"]
 
 
@@ -47,37 +48,42 @@ def test_the_reference_is_the_published_arrangement():
         torch.testing.assert_close(ops.mixed_attention(q, k, v, mix, bias, **options), expected)
 
 
-SHAPES = [
-    {},
-    {"queries": 1, "keys": 2, "heads": 2, "d": 1},
-    {"queries": 70, "keys": 5, "heads": 2, "d": 8, "joined": True},
-    {"queries": 9, "keys": 67, "heads": 2, "d": 4},
-    {"queries": 16, "keys": 16, "heads": 4, "d": 33, "batch": 1},
-]
+class TestMixedAttention(OperationTester):
+    """Fewer and more tokens than a tile, keys and values of one projection."""
 
+    operation = mixed_attention_operation
+    implementations = ("triton", "affine")
+    shapes = (
+        {},
+        sizes(queries=1, keys=2, heads=2, d=1),
+        sizes(queries=70, keys=5, heads=2, d=8, joined=True),
+        sizes(queries=9, keys=67, heads=2, d=4),
+        sizes(queries=16, keys=16, heads=4, d=33, batch=1),
+    )
+    small = sizes(queries=5, keys=4, heads=2, d=2)
+    precise_shape = sizes(queries=20, keys=49, heads=2, d=16)
+    precisions = ((torch.float32, 1e-3), (torch.bfloat16, 5e-2))
+    autocast_tolerance = 5e-2
+    vanishing = ("gradient of bias",)
+    limits = (
+        Limit("triton", "one floating-point type", change=lambda s: s.change(q=s.tensors["q"].half()), runs=False),
+        Limit(
+            "triton",
+            "one after another",
+            change=lambda s: s.change(q=s.tensors["q"].transpose(1, 2).contiguous().transpose(1, 2)),
+        ),
+        Limit("triton", "at most 128 channels, got 129", sizes(heads=1, d=129)),
+    )
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", KERNELS)
-def test_values_and_gradients(name, shape):
-    """In float64: fewer and more tokens than a tile, keys and values of one projection, every gradient."""
-    single = name == "triton" and DEVICE == "cuda"
-    tensors, options = make(**shape)
-    expected = run("reference", tensors, options)
-    found = run(name, [t.float() for t in tensors] if single else tensors, options)
-    tolerance = {"rtol": 1e-3, "atol": 1e-3} if single else {"rtol": 1e-7, "atol": 1e-9}
-    for what, value in found.items():
-        torch.testing.assert_close(value.double(), expected[what], msg=lambda m, w=what: f"{w}: {m}", **tolerance)
+    def sample(self, **shape):
+        tensors, options = make(**shape)
+        return Sample(dict(zip(("q", "k", "v", "mix", "bias"), tensors, strict=True)), options)
 
+    def call(self, sample):
+        return ops.mixed_attention(*sample.tensors.values(), **sample.options)
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)])
-def test_lower_precisions(name, dtype, tolerance):
-    tensors, options = make(20, 49, heads=2, d=16, dtype=dtype)
-    expected = run("reference", [t.double() for t in tensors], options)
-    for what, value in run(name, tensors, options).items():
-        if what != "bias":  # zero but for rounding
-            error = (value.double() - expected[what]).norm() / expected[what].norm()
-            assert error < tolerance, f"{what}: {error:.1e}"
+    def tolerance(self, dtype):
+        return {"rtol": 1e-7, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
 
 
 def test_the_bias_changes_nothing():
@@ -121,7 +127,7 @@ def test_bad_input_is_named(name):
     with backend(name), pytest.raises(ValueError, match="expected queries"):
         ops.mixed_attention(q, k[:, :, :6], v[:, :, :6], mix, bias, **options)
     with backend(name), pytest.raises(ValueError, match="divisible by heads=0"):
-        ops.attention(q, k, v, heads=0, scale=1.0)
+        ops.mixed_attention(q, k, v, mix, bias, heads=0, scale=1.0)
 
 
 def test_limits_of_the_kernel_are_said():
@@ -135,7 +141,7 @@ def test_limits_of_the_kernel_are_said():
         ops.mixed_attention(*wide, **options)
 
 
-def test_it_is_an_operator_of_torchs():
+def test_it_is_a_registered_operator():
     from interlayer.ops._triton import mixed_attention as kernels
 
     tensors, options = make(5, 4, heads=2, d=2, dtype=torch.float32)
@@ -147,15 +153,6 @@ def test_it_is_an_operator_of_torchs():
     q, k, _, mix, _ = leaves
     given = [t.detach() for t in (outputs[0], q, k, mix, *outputs)]
     torch.library.opcheck(kernels._backward.registered, (*given, *options[:2]), test_utils=tests)
-
-
-@pytest.mark.parametrize("name", ["reference", "fused"])
-def test_plain_attention(name):
-    (q, k, v, *_), options = make()
-    split = [t.unflatten(2, (3, -1)).transpose(1, 2) for t in (q, k, v)]
-    expected = nn.functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
-    with backend(name):
-        torch.testing.assert_close(ops.attention(q, k, v, **options), expected)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="too large for the interpreter")
