@@ -191,8 +191,7 @@ def test_demo(tmp_path):
 NAMED = "preresnet20_cifar+mrla_light:channels_per_head=8"
 SMALL = [
     "model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8", "batch_size=128", "epochs=1",
-    "workers=0",
-    "attach_options={}",
+    "workers=0", "attach_options={}",
 ]  # fmt: skip
 
 
@@ -217,9 +216,8 @@ def test_train_and_evaluate_take_a_mechanism_with_options(tmp_path):
 
 def test_compare_takes_a_mechanism_with_options(tmp_path):
     """The plain backbone that the name extends is what it is compared with."""
-    result = run(
-        "compare", "--recipe", "digits", "--model", NAMED, "--seeds", "1", *SMALL, "--output", tmp_path / "runs"
-    )
+    line = ("compare", "--recipe", "digits", "--model", NAMED, "--seeds", "1", *SMALL)
+    result = run(*line, "--output", tmp_path / "runs")
     assert result.returncode == 0, result.stderr
     assert f"{NAMED} against preresnet20_cifar" in " ".join(result.stdout.split())
 

@@ -1,4 +1,4 @@
-"""Named models, registered with timm, and their checkpoints."""
+"""Models by name: building them, loading their weights, converting published checkpoints."""
 
 from .build import ModelError, build_network
 from .checkpoints import CheckpointError, save_weights

@@ -28,7 +28,7 @@ TABLES: dict[str, Callable[[], list[PaperRow]]] = {
 
 
 def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[CountedRow]:
-    """Count every row of a paper's tables (or of some of them), one by one: building a model takes a moment."""
+    """Yields the rows of a paper's tables, or of some of them, counted one by one: building a model takes time."""
     if paper not in TABLES:
         raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join(TABLES)}")
     counted: dict[str, tuple[dict[str, int], int, int]] = {}
@@ -48,7 +48,7 @@ def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[Co
 
 @torch.no_grad()
 def _count(row: PaperRow) -> tuple[dict[str, int], int, int]:
-    """Parameters by the ways of counting them, multiply-adds as the papers count them and as torch does."""
+    """Returns the parameters by each way of counting, and multiply-adds as the papers and as torch count them."""
     options: dict[str, Any] = dict(row.options)
     if row.attention:
         options["attach_options"] = dict(row.attention)

@@ -1,4 +1,4 @@
-"""Named models as rows of data: a backbone, what is attached to it, and how, registered with timm."""
+"""A named model as a row of data: a backbone, the mechanism attached to it, and its options."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ default_cfgs: dict[str, dict[str, Any]] = {}  # timm looks for it here
 
 
 def register_rows(rows: Iterable[Row]) -> None:
-    """Make timm know the models."""
+    """Registers the models with timm."""
     for row in rows:
         ROWS[row.name] = row
         default_cfgs[row.name] = config_like(row.backbone, **row.config)
@@ -75,7 +75,7 @@ def build(
     cache_dir: Any = None,
     **backbone_options: Any,
 ) -> nn.Module:
-    """Build a row's backbone through timm and attach its mechanism.
+    """Builds the backbone of a row through timm and attaches the mechanism.
 
     Args:
         row: the named model.
