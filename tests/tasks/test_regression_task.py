@@ -88,3 +88,16 @@ def test_it_is_compared_reported_and_evaluated(small, tmp_path):
     scores = evaluate(TrainedNetwork(folder))
     assert scores["error"] == summary["test"]["error"]
     assert TrainedNetwork(folder).task.show_details(scores)[0].columns == ["images", "mean absolute error", "loss"]
+
+
+def test_the_command_line_trains_and_reports_it(small, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(small(**SETTING, epochs=1).to_yaml())
+    process = interlayer("train", "--recipe", tmp_path / "recipe.yaml", "--output", tmp_path / "run")
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    test = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
+    assert f"test mean absolute error {test['error']:.4f} on 360 images" in output
+    assert "held out" in errors
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "Furthest off" in report
+    assert "accuracy" not in output + errors + report
