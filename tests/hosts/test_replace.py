@@ -3,10 +3,10 @@
 import pytest
 import timm
 import torch
+from recipe_networks import build_network
 
 import interlayer
 from interlayer.training import load_recipe
-from interlayer.training.network import build_network
 
 
 def resnet():

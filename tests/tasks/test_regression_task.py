@@ -1,6 +1,7 @@
-"""A regression task from outside the package trains and resumes after a kill."""
+"""A regression task from outside the package trains, resumes after a kill, is compared, reported and evaluated."""
 
 import csv
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from digit_value import DigitValue
 from run_folders import assert_same_run
 
+from interlayer.experiments import TrainedNetwork, compare, comparison_table, evaluate
+from interlayer.pages import write_comparison_report, write_run_report
 from interlayer.tasks import TASKS
 from interlayer.training import train
 
@@ -59,3 +62,42 @@ def test_it_resumes_after_a_kill(small, tmp_path):
     assert not (tmp_path / "killed" / "summary.json").exists(), "the run ended before it could be killed"
     train(recipe, tmp_path / "killed", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_it_is_compared_reported_and_evaluated(small, tmp_path):
+    recipe = small(**SETTING, epochs=1, attach_options={"channels_per_head": 8})
+    comparison = compare(recipe, ["preresnet20_cifar+mrla_light"], tmp_path / "both", seeds=[0, 1])
+    written = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert written["metric"] == "error"
+    assert written["models"][0]["values"] == comparison.results[0].values
+    assert "in mean absolute error" in comparison.verdicts()[0]
+    table = comparison_table(comparison)
+    assert table.columns[1] == "mean absolute error"
+    assert table.rows[0][1].startswith(f"{comparison.results[0].mean:.4f} ± ")
+    page = write_comparison_report(comparison).read_text()
+    for text in (
+        "Mean absolute error and cost",
+        "Mean absolute error over epochs",
+        "Furthest off",
+        "Which layer reads",
+    ):
+        assert text in page
+    folder = comparison.results[1].folders[0]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"mrla_light: {summary['test']['error']:.4f}</h1>" in write_run_report(folder).read_text()
+    scores = evaluate(TrainedNetwork(folder))
+    assert scores["error"] == summary["test"]["error"]
+    assert TrainedNetwork(folder).task.show_details(scores)[0].columns == ["images", "mean absolute error", "loss"]
+
+
+def test_the_command_line_trains_and_reports_it(small, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(small(**SETTING, epochs=1).to_yaml())
+    process = interlayer("train", "--recipe", tmp_path / "recipe.yaml", "--output", tmp_path / "run")
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    test = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
+    assert f"test mean absolute error {test['error']:.4f} on 360 images" in output
+    assert "held out" in errors
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "Furthest off" in report
+    assert "accuracy" not in output + errors + report

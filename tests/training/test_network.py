@@ -3,10 +3,10 @@
 import pytest
 import timm
 import torch
+from recipe_networks import build_network
 
 import interlayer
 from interlayer.training import RecipeError, load_recipe
-from interlayer.training.network import build_network
 
 
 @pytest.mark.parametrize("mechanism", ["rla", "mrla_light", "eca", "dia"])

@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 import timm
 import torch
+from recipe_networks import build_network
 from timm.data.auto_augment import AutoAugment, RandAugment
 from torch import nn
 from torchvision import transforms
@@ -18,7 +19,6 @@ from interlayer.training import Trainer, load_recipe
 from interlayer.training.data import BatchTransform
 from interlayer.training.data.resident import ResidentTrainBatches
 from interlayer.training.data.workers import LoadedTrainBatches
-from interlayer.training.network import build_network
 from interlayer.training.optimization import make_scheduler
 from interlayer.training.recipe import Recipe, list_recipes
 from interlayer.training.step import TrainStep

@@ -34,7 +34,7 @@ from .data.seeds import mixed_seed, seed_libraries
 from .files import TrainingError
 from .optimization import make_optimizer, make_scheduler
 from .processes import Processes
-from .recipe import Recipe
+from .recipe import Recipe, RecipeError
 from .sharding import full_state, load_full_weights, shard
 
 logger = logging.getLogger(__name__)
@@ -164,11 +164,11 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
 
 
 def build_network(task: Task) -> nn.Module:
-    """Builds the network of a task; what cannot be built is a `TrainingError`."""
+    """Builds the network of a task; a `RecipeError` says why it cannot be built."""
     try:
         return task.build()
     except (ModelError, TaskError) as error:
-        raise TrainingError(str(error)) from error
+        raise RecipeError(str(error)) from error
 
 
 def set_precision(recipe: Recipe) -> None:

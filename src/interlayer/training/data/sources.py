@@ -26,12 +26,12 @@ class Data:
     """The three splits of a dataset.
 
     Args:
-        train: what is trained on.
-        validation: held out to choose the epoch; None where the test images are evaluated every epoch instead.
-        test: what is reported.
-        classes: names, by label.
+        train: the images that are trained on.
+        validation: held out to choose the epoch; None if the test images are evaluated after every epoch instead.
+        test: the images that are reported on.
+        classes: class names, by label.
+        problems: images that could not be used.
         notes: what was decided about the splits, for the user.
-        problems: what could not be used.
     """
 
     train: Images | Stream
@@ -72,6 +72,7 @@ def open_data(recipe: Recipe) -> Data:
 
 
 def _check_labels(data: Data, recipe: Recipe) -> None:
+    """Reports images whose label is not a class index, and leaves them out."""
     count = recipe.num_classes or len(data.classes)
     if recipe.num_classes:
         data.classes = [*data.classes[:count], *(str(i) for i in range(len(data.classes), count))]
@@ -93,7 +94,7 @@ def _check_labels(data: Data, recipe: Recipe) -> None:
 
 
 def _hold_out(data: Data, recipe: Recipe) -> None:
-    """Validation images out of the training images, the same ones for every seed."""
+    """Holds validation images out of the training images, the same ones for every seed."""
     if not recipe.validation:
         return
     assert isinstance(data.train, Images)
@@ -111,6 +112,7 @@ def _hold_out(data: Data, recipe: Recipe) -> None:
 
 
 def _cut(total: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits the indices below `total` into all but `count`, and `count` of them, the same for every seed."""
     order = torch.randperm(total, generator=torch.Generator().manual_seed(0)).numpy()
     return np.sort(order[count:]), np.sort(order[:count])
 
@@ -126,7 +128,7 @@ def _digits(problems: Problems) -> Data:
 
 
 def _synthetic(recipe: Recipe, problems: Problems) -> Data:
-    """Noise of any size, to measure speed with."""
+    """Returns noise of any size, to measure speed with."""
     options = {"images": 2048, "test_images": 256, "classes": 1000, "size": recipe.image_size or 224}
     for key in recipe.data_options:
         if key not in options:

@@ -98,7 +98,7 @@ class ImageTransform:
 
 
 def crop_and_flip(images: Tensor, padding: int, flip: float, generator: Generator) -> Tensor:
-    """Pad with zeros, crop back to the size at a random place, mirror with probability `flip`.
+    """Pads with zeros, crops back to the size at a random place, and mirrors with probability `flip`.
 
     Args:
         images: [B, C, H, W].
@@ -122,7 +122,10 @@ def crop_and_flip(images: Tensor, padding: int, flip: float, generator: Generato
 
 
 def erase(images: Tensor, probability: float, mode: str, generator: Generator) -> Tensor:
-    """Random erasing (Zhong et al., 2020) of normalized images: a box of 2 to 33% of the area becomes noise or zero."""
+    """Applies random erasing (Zhong et al., 2020) to normalized images.
+
+    A box of 2 to 33% of the area becomes noise (mode "pixel") or zero (mode "const").
+    """
     if not probability:
         return images
     count, _, height, width = images.shape
@@ -148,7 +151,7 @@ def erase(images: Tensor, probability: float, mode: str, generator: Generator) -
 
 
 def mix(images: Tensor, targets: Tensor, recipe: Recipe, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Mixup (Zhang et al., 2017) or CutMix (Yun et al., 2019) of each image with its mirror in the batch.
+    """Applies Mixup (Zhang et al., 2017) or CutMix (Yun et al., 2019) to each image and its mirror in the batch.
 
     Args:
         images: [B, C, H, W], normalized.
@@ -183,7 +186,7 @@ def mix(images: Tensor, targets: Tensor, recipe: Recipe, generator: Generator) -
 
 
 def _beta(alpha: float, device: torch.device, generator: Generator) -> Tensor:
-    """One draw of Beta(alpha, alpha), from two of Gamma (which torch.distributions draws the same way)."""
+    """Draws from Beta(alpha, alpha), by two draws from Gamma, as torch.distributions does."""
     gammas = torch._standard_gamma(torch.full((2,), alpha, device=device), generator=generator)
     return gammas[0] / gammas.sum().clamp_min(1e-30)
 
