@@ -46,7 +46,8 @@ def register(name, make):
         for number, stage in enumerate(find_stages(model, image_size=image_size)):
             place_in_stage(model, name, number, stage, [make(index) for index in range(len(stage.blocks))])
 
-    register_mechanism(name, Mechanism(kind_in_blocks(name.replace("_", " "), name), NoOptions, place))
+    about = make.__doc__ or "a mechanism of a test"
+    register_mechanism(name, Mechanism(kind_in_blocks(name.replace("_", " "), name), NoOptions, place, about))
 
 
 register("weighted_sum", WeightedSum)
