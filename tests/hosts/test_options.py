@@ -87,7 +87,7 @@ def test_documentation_lists_the_options_as_they_are():
 
 def test_the_example_of_the_documentation_runs():
     text = (DOCS / "attaching.md").read_text()
-    code = text[text.index("## A mechanism of your own") :].split("```python\n")[1].split("```")[0]
+    code = text[text.index("## Custom mechanisms") :].split("```python\n")[1].split("```")[0]
     scope = {"torch": torch, "timm": timm, "interlayer": interlayer}
     try:
         exec(code.replace('"resnet50"', '"resnet18"'), scope)
