@@ -47,8 +47,9 @@ def make(shape=(2, 37, 5, 3), state=5, *, relu=True, skip=True):
 
 def call(sample):
     x, norm_weight, norm_bias, weight, shortcut = sample.tensors.values()
-    statistics = sample.buffers.values()
-    return ops.residual_end(x, norm_weight, norm_bias, *statistics, weight, shortcut, **sample.options)
+    options = {name: value for name, value in sample.options.items() if name != "relu"}
+    norm = ops.BatchNormArguments(norm_weight, norm_bias, **sample.buffers, **options)
+    return ops.residual_end(x, norm, weight, shortcut, relu=sample.options["relu"])
 
 
 def with_weight(*shape):

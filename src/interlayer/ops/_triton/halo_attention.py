@@ -31,18 +31,16 @@ from torch.utils.flop_counter import register_flop_formula
 from ..halo_attention import HaloPlan
 from .runtime import (
     LAUNCHES,
-    LEAST_CHANNELS,
     LOG2_E,
     SLOTS,
     TYPES,
     Launch,
     Operator,
     device_unsupported_reason,
-    number_types,
+    head_tile,
     pieces,
     product,
-    run_fitting,
-    run_kernel,
+    run_attention,
     tile,
 )
 
@@ -354,23 +352,19 @@ def _run(
         "CENTERED": plan.centered,
         "MASKED": plan.mask_padding,
         "RELATIVE": relative,
-        "CHANNELS": tile(max(LEAST_CHANNELS, channels)),
-        "VALUES": tile(max(LEAST_CHANNELS, value_channels)),
+        "CHANNELS": head_tile(channels),
+        "VALUES": head_tile(value_channels),
         "TABLE": tile(2 * plan.window - 1),
         "WINDOWS": tile(plan.window),
-        **number_types(q.dtype),
     }
 
-    def run(launch: Launch) -> None:
+    def tiles(launch: Launch) -> tuple[tuple[int, ...], dict[str, int]]:
         queries = tile(side * side, launch.queries)
         grid = (batch * plan.heads * down * across, pieces(side * side, queries))
-        run_kernel(
-            kernel, grid, *tensors, *sizes, **constants, QUERIES=queries, KEYS=tile(plan.window**2, launch.keys),
-            num_warps=launch.warps, num_stages=launch.stages,
-        )  # fmt: skip
+        return grid, {"QUERIES": queries, "KEYS": tile(plan.window**2, launch.keys)}
 
-    ways = launches(side * side, max(channels, value_channels))
-    run_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), ways, run)
+    candidates = launches(side * side, max(channels, value_channels))
+    run_attention(kernel, (*tensors, *sizes), constants, tiles, candidates)
 
 
 @partial(Operator, "halo_attention")
@@ -497,7 +491,7 @@ def unsupported_reason(
         return f"the neighbourhood must be at most {MOST_WINDOW} pixels wide, got {plan.window}"
     if max(k.shape[1], v.shape[1]) > MOST_CHANNELS * plan.heads:
         return f"a head must have at most {MOST_CHANNELS} channels"
-    widest = tile(max(LEAST_CHANNELS, k.shape[1] // plan.heads))
+    widest = head_tile(k.shape[1] // plan.heads)
     if rel_rows is not None and 2 * tile(2 * plan.window - 1) * widest * q.element_size() > MOST_TABLE_BYTES:
         return f"tables of a neighbourhood {plan.window} pixels wide are too large for heads of {widest} channels"
     if plan.scale == 0:

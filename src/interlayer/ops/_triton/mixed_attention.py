@@ -27,18 +27,16 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .broadcast_context import subtract_average
 from .runtime import (
-    LAUNCHES,
-    LEAST_CHANNELS,
     LOG2_E,
     SLOTS,
     TYPES,
     Launch,
     Operator,
     device_unsupported_reason,
-    number_types,
+    head_tile,
     pieces,
     product,
-    run_fitting,
+    run_attention,
     run_kernel,
     tile,
 )
@@ -262,23 +260,15 @@ def _run(kernel: Any, along: str, tensors: tuple[Tensor, ...], heads: int, scale
     """Launch a kernel for every image, head and tile of "queries" or chunk of "keys"."""
     q, k, v = tensors[:3]
     (batch, queries, width), keys = q.shape, k.shape[1]
-    constants = {
-        "heads": heads,
-        "channels": width // heads,
-        "CHANNELS": tile(max(LEAST_CHANNELS, width // heads)),
-        **number_types(q.dtype),
-    }
+    channels = width // heads
+    args = (*tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale)
 
-    def run(launch: Launch) -> None:
+    def tiles(launch: Launch) -> tuple[tuple[int, ...], dict[str, int]]:
         query_tile, key_tile = tile(queries, launch.queries), tile(keys, launch.keys)
         number = pieces(queries, query_tile) if along == "queries" else pieces(keys, key_tile)
-        run_kernel(
-            kernel, (batch * heads, number),
-            *tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale, **constants,
-            QUERIES=query_tile, KEYS=key_tile, num_warps=launch.warps, num_stages=launch.stages,
-        )  # fmt: skip
+        return (batch * heads, number), {"QUERIES": query_tile, "KEYS": key_tile}
 
-    run_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), LAUNCHES, run)
+    run_attention(kernel, args, {"heads": heads, "channels": channels, "CHANNELS": head_tile(channels)}, tiles)
 
 
 def _row_constants(q: Tensor, heads: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..dispatch import TRACED
 from ..once import once_differentiable
+from ..residual_end import BatchNormArguments
 from ..residual_end import unsupported_reason as shared_unsupported_reason
 from .runtime import TYPES, device_unsupported_reason, number_types, pieces, run_kernel, tile
 
@@ -324,18 +325,9 @@ def _splits(rows: int, channels: int, blocks: dict[str, Any]) -> int:
 class _ResidualEnd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
-        weight: Tensor,
-        shortcut: Tensor | None,
-        momentum: float,
-        eps: float,
-        relu: bool,
+        ctx: Any, x: Tensor, weight: Tensor, shortcut: Tensor | None, relu: bool, *norm_arguments: Any
     ) -> tuple[Tensor, Tensor]:
+        norm = BatchNormArguments(*norm_arguments)  # autograd does not look into tuples, so they are passed one by one
         batch, channels, height, width = x.shape
         rows, state = batch * height * width, len(weight)
         blocks = _blocks(channels, state, x.dtype)
@@ -348,8 +340,8 @@ class _ResidualEnd(torch.autograd.Function):
         table = torch.empty((4, channels), device=x.device, dtype=acc)
         run_kernel(
             _normaliser_kernel, (chunks,),
-            x, sums, gamma, beta, running_mean, running_var, table, rows, channels, splits,
-            eps, momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **channel_blocks,
+            x, sums, *norm.tensors, table, rows, channels, splits,
+            norm.eps, norm.momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **channel_blocks,
         )  # fmt: skip
         narrow_weight = weight.detach().to(x.dtype).contiguous()
         output = torch.empty_like(x)
@@ -362,7 +354,7 @@ class _ResidualEnd(torch.autograd.Function):
             HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
         )  # fmt: skip
         ctx.save_for_backward(x, output if relu else None, narrow_weight, table)
-        ctx.dtypes_and_shapes = (gamma.dtype, beta.dtype, weight.dtype, weight.shape, shortcut is not None)
+        ctx.dtypes_and_shapes = (norm.weight.dtype, norm.bias.dtype, weight.dtype, weight.shape, shortcut is not None)
         ctx.relu = relu
         return output, projected
 
@@ -399,33 +391,16 @@ class _ResidualEnd(torch.autograd.Function):
             _input_kernel, (pieces(rows, ROWS), chunks),
             grad_shortcut, x, grad_projected, narrow_weight, table, grad_norm, grad_x, rows, channels, state, **blocks,
         )  # fmt: skip
+        grad_gamma, grad_beta = grad_norm[1].to(gamma_dtype), grad_norm[0].to(beta_dtype)
+        others = (None,) * (len(BatchNormArguments._fields) - 2)
         return (
-            grad_x,
-            grad_norm[1].to(gamma_dtype),
-            grad_norm[0].to(beta_dtype),
-            None,
-            None,
-            grad_weight.to(weight_dtype),
-            grad_shortcut if has_shortcut else None,
-            None,
-            None,
-            None,
-        )
+            grad_x, grad_weight.to(weight_dtype), grad_shortcut if has_shortcut else None, None,
+            grad_gamma, grad_beta, *others,
+        )  # fmt: skip
 
 
 def unsupported_reason(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> str | None:
     if torch.compiler.is_compiling():
         return "torch.compile fuses the implementation for it"
@@ -440,27 +415,13 @@ def unsupported_reason(
         return f"the state must have at most {MOST_STATE_CHANNELS} channels, got {weight.shape[0]}"
     if x.dtype not in TYPES:
         return f"the maps must be of floating point, got {x.dtype}"
-    norm = (norm_weight, norm_bias, running_mean, running_var)
-    reason = device_unsupported_reason(x) or shared_unsupported_reason(x, *norm, weight, shortcut, training=training)
-    if reason is None and not all(t.is_contiguous() for t in norm):
+    reason = device_unsupported_reason(x) or shared_unsupported_reason(x, norm, weight, shortcut, relu=relu)
+    if reason is None and not all(t.is_contiguous() for t in norm.tensors):
         return "the norm's weights and statistics must be contiguous"
     return reason
 
 
 def residual_end(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
-    return _ResidualEnd.apply(
-        x, norm_weight, norm_bias, running_mean, running_var, weight, shortcut, momentum, eps, relu
-    )
+    return _ResidualEnd.apply(x, weight, shortcut, relu, *norm)

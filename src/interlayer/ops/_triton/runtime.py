@@ -65,11 +65,32 @@ PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None)}  # types with
 _FITTING: dict[Hashable, int] = {}  # the index of the launch that fits, by kernel and constants
 
 
-def run_fitting(key: Hashable, launches: tuple[Launch, ...], run: Callable[[Launch], None]) -> None:
-    """Run a kernel with the first launch parameters that fit the GPU, which are remembered for the `key`."""
+def run_attention(
+    kernel: Any,
+    args: tuple[Any, ...],
+    constants: dict[str, Any],
+    tiles: Callable[[Launch], tuple[tuple[int, ...], dict[str, int]]],
+    launches: tuple[Launch, ...] = LAUNCHES,
+) -> None:
+    """Run an attention kernel with the first launch parameters that fit the GPU, which are remembered.
+
+    Args:
+        kernel: The kernel.
+        args: Its tensors, the queries first, and its numbers.
+        constants: Its constants, except for the dtypes and the sizes of tiles.
+        tiles: A function that returns the grid and the sizes of tiles for given launch parameters.
+        launches: The launch parameters, in the order in which they are tried.
+    """
+    q = args[0]
+    key = (kernel.fn.__name__, q.dtype, q.device, *constants.values())
     for number in range(_FITTING.get(key, 0), len(launches)):
+        launch = launches[number]
+        grid, sizes = tiles(launch)
         try:
-            run(launches[number])
+            run_kernel(
+                kernel, grid, *args, **constants, **number_types(q.dtype), **sizes,
+                num_warps=launch.warps, num_stages=launch.stages,
+            )  # fmt: skip
         except triton.OutOfResources:
             if number == len(launches) - 1:
                 raise
@@ -155,6 +176,11 @@ def tile(number: int, most: int | None = None) -> int:
     """The smallest power of two that is at least `number` and 16, which a matrix product needs, and at most `most`."""
     size = max(16, power_of_2(number))
     return size if most is None else min(size, most)
+
+
+def head_tile(channels: int) -> int:
+    """The size of a tile of the channels of one head."""
+    return tile(max(LEAST_CHANNELS, channels))
 
 
 # Triton's own versions are functions of its language too, which makes them slow to call from Python.
