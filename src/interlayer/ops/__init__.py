@@ -1,4 +1,4 @@
-"""Plain functions on tensors. Each has a reference that defines what it computes."""
+"""Functions on tensors. Each one has a reference implementation in plain PyTorch that defines its result."""
 
 from .attention import attention
 from .broadcast_context import broadcast_context

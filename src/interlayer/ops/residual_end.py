@@ -1,14 +1,14 @@
-"""The end of a residual block whose branch also updates a state along depth.
+"""End of a residual block with a branch that also updates a recurrent state.
 
 Paper: Recurrence along Depth (RLA), NeurIPS 2021, section 3.3 and Figure 3. The branch y is the output of the block's
-last norm. It is added to the shortcut, and a 1x1 convolution g1 projects it to the state's channels:
+last norm. It is added to the shortcut, and a 1x1 convolution g1 projects it to the channels of the state:
 
     y  = BN(x)          x: the output of the last convolution, [B, C, H, W]
     x' = ReLU(y + s)    s: the shortcut, [B, C, H, W]
     p  = g1(y)          [B, k, H, W]
 
-The norm saves x for the backward pass. y need not be saved for g1, because y = x scale + shift channel by channel: the
-gradient of g1's weight, the sum over pixels of dp yᵀ, is (sum of dp xᵀ) scale + (sum of dp) shiftᵀ.
+The norm saves x for the backward pass. y need not be saved for g1, because y = x scale + shift for each channel, so the
+gradient of the weight of g1, the sum over pixels of dp yᵀ, is (sum of dp xᵀ) scale + (sum of dp) shiftᵀ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BatchNormArguments(NamedTuple):
 def _reference(
     x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Compute x' = ReLU(y + s) and p = g1(y) for y = BN(x).
+    """Computes x' = ReLU(y + s) and p = g1(y) for y = BN(x).
 
     See the module docstring for the equations. In training, the running statistics of the norm are updated in place.
 
@@ -84,7 +84,7 @@ def _add_shortcut(y: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
 def unsupported_reason(
     x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> str | None:
-    """Return why none of the implementations below supports the arguments, or None if all of them do."""
+    """Returns why the implementations below do not support the arguments, or None if they do."""
     if not norm.training:
         return "the norm is in eval mode, where nothing is saved for a backward pass"
     if weight.shape[2:] != (1, 1):
@@ -108,7 +108,7 @@ def _recompute(
 
 
 class _Projection(torch.autograd.Function):
-    """A 1x1 convolution of y = x scale + shift that saves x, scale and shift."""
+    """1x1 convolution of y = x scale + shift that saves x, scale and shift instead of y."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def _scaled(
 ) -> tuple[Tensor, Tensor]:
     """Scales the weight of g1 instead of its input: g1(y) = (W scale) x + W shift.
 
-    It is meant for ``torch.compile``, which then computes y where it is added and never stores it. Differentiating
+    It is intended for ``torch.compile``, which then fuses y into the addition and never stores it. Differentiating
     scale and shift through the statistics gives the same gradients as the backward pass of the norm.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
