@@ -1,4 +1,4 @@
-"""Were these wrong, the figures users compare models by would be wrong."""
+"""Tests of parameter and FLOP counts, memory and timing."""
 
 import pytest
 import timm
@@ -38,7 +38,7 @@ def test_flops_of_the_papers_models(name, paper, torchs):
 
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "swinv2_tiny_window8_256", "eva02_tiny_patch14_224"])
 def test_functions_called_with_keywords_are_counted(name):
-    """timm hands weights to F.linear by keyword in these: linear layers are most of what they compute."""
+    """In these models, timm passes weights to F.linear by keyword, and most FLOPs are those of linear layers."""
     with torch.device("meta"):
         model = timm.create_model(name)
     assert count_flops(model) > 0.8 * count_flops(model, convention="torch")
@@ -53,7 +53,7 @@ def test_layer_parameters_leave_out_what_belongs_to_no_layer():
 
 
 def test_measured_memory_grows_with_what_is_kept():
-    """The peak must hold at least weights, gradients, momentum and the activations kept for backward."""
+    """The peak includes at least weights, gradients, momentum and the saved activations."""
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.ReLU())
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 256), model)
     weights = 4 * sum(p.numel() for p in model.parameters())
@@ -90,21 +90,21 @@ def test_what_cannot_be_captured_is_said_before_anything_runs(device, precision)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU")
 def test_captured_steps_train_as_others():
-    """Were the optimiser's step or the norm's statistics left out of the graph, the weights would stay as they are."""
+    """The graph includes the step of the optimizer and the updates of running statistics."""
     weights = []
     for steps in (1, 3):
         torch.manual_seed(0)
         model = timm.create_model("resnet10t", num_classes=5)
         cost = measure(model, Setting(2, 64, "cuda", "bfloat16", True, steps=steps, graph=True))
         assert 0 < cost.inference_seconds < cost.train_seconds
-        assert model.bn1.num_batches_tracked == 3 + 1 + 1 + steps  # warmed up, memory, once more, replayed
+        assert model.bn1.num_batches_tracked == 3 + 1 + 1 + steps  # warm-up, memory, capture, replays
         weights.append(model.conv1[0].weight.detach().clone())
     assert not torch.equal(*weights)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU")
 def test_captured_steps_leave_no_memory_behind():
-    """Which would count as that of models measured later."""
+    """Such memory would count towards models measured later."""
     setting = Setting(2, 64, "cuda", "bfloat16", True, steps=1, graph=True)
     found = [measure(timm.create_model("resnet10t"), setting).memory for _ in range(4)]
     assert max(found[1:]) - min(found[1:]) < 4 * 2**20

@@ -1,4 +1,4 @@
-"""Were these wrong, the picture of which layer reads which would not show what the network computes."""
+"""Tests that the scores between layers describe the computation of the network."""
 
 import pytest
 import timm
@@ -31,7 +31,7 @@ def test_rows_are_attention_weights(mechanism, name):
 
 
 def test_light_scores_rebuild_its_output():
-    """With one channel per head the matrix times the stage's values must be what the recurrence gave."""
+    """With one channel per head, the matrix times the values of the stage equals the result of the recurrence."""
     model = make("crla").eval()
     stage = interlayer.layer_scores(model, IMAGES)[0]
     seen = []

@@ -1,4 +1,4 @@
-"""Were these wrong, a name would build another network than it says."""
+"""Tests of building networks from their names."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""CeiT is written here because timm lacks it. Were these wrong, it would not be the network its paper describes."""
+"""Tests of CeiT, which timm does not have."""
 
 import timm
 import torch

@@ -1,4 +1,4 @@
-"""Were these wrong, published weights would compute something else here, or a file would be half-written or misread."""
+"""Tests of the conversion of published checkpoints, and of reading and writing files."""
 
 import errno
 import importlib.util
@@ -41,7 +41,7 @@ OURS_TO_PUBLISHED = (
 
 
 def published_names(state_dict):
-    """A state dict as the authors' program would have written it."""
+    """Returns a state dict with the names of the authors' program."""
     renamed = {}
     for name, tensor in state_dict.items():
         for ours, theirs in OURS_TO_PUBLISHED:
@@ -52,7 +52,7 @@ def published_names(state_dict):
 
 @pytest.mark.parametrize(("fixture", "name"), PUBLISHED.items(), ids=PUBLISHED.values())
 def test_published_models_give_their_own_logits(fixture, name, reference_folder):
-    """Deterministic weights through the conversion must give, in float64, what the authors' program gave."""
+    """Converted deterministic weights give the result of the authors' program in float64."""
     spec = importlib.util.spec_from_file_location("fill", reference_folder / "fill.py")
     fill = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fill)
@@ -96,7 +96,7 @@ def test_other_sizes_and_families_convert_too(name):
 
 
 def as_published_rla(model):
-    """The state dict of an RLA model as the authors' program would have written it, blocks' weights reading [x, h]."""
+    """Returns the state dict of an RLA model with the authors' names and weights of blocks for [x, h]."""
     state = dict(model.state_dict())
     mobile = "conv_head.weight" in state
     published = {}
@@ -195,7 +195,7 @@ def as_published_rla(model):
     ],
 )
 def test_other_published_rla_models_convert(name, reading):
-    """Every tensor must find its place: those of [x, h] split, those of the state in their stage."""
+    """Every tensor is converted: weights for [x, h] are split, and those of the state belong to their stage."""
     model = timm.create_model(name, reading=reading, num_classes=3)
     expected = {k: torch.randn_like(v) if v.is_floating_point() else v for k, v in model.state_dict().items()}
     nn.Module.load_state_dict(model, expected)

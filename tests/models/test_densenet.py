@@ -1,4 +1,4 @@
-"""DenseNet and its forms with shared 1x1 convolutions: were these wrong, Figure 2 would show other weights."""
+"""Tests of DenseNet and its variants with shared 1x1 convolutions."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def small(sharing):
 
 @pytest.mark.parametrize(("name", "expected"), [("", 797_187), ("_shared_lag", 600_627), ("_shared_ordinal", 600_627)])
 def test_parameters_are_those_of_table_1(name, expected):
-    """The paper counts a norm's moving statistics among its parameters."""
+    """The paper counts the running statistics of norms as parameters."""
     model = timm.create_model(f"densenet100_cifar{name}")
     statistics = sum(b.numel() for n, b in model.named_buffers() if "running" in n)
     assert count_parameters(model) + statistics == expected
@@ -27,7 +27,7 @@ def test_parameters_are_those_of_table_1(name, expected):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("sharing", ["lag", "ordinal"])
 def test_a_stage_is_equation_9_or_10(sharing, training):
-    """Written out layer by layer: slice l of the shared weights reads the layer l before, or layer l."""
+    """Computes the equations layer by layer: slice l of the shared weights reads layer t - l, or layer l."""
     stage = small(sharing).stages[0].train(training)
     torch.nn.init.normal_(stage.shared.norm.bias)
     x0 = torch.randn(2, 11, 6, 6, dtype=torch.float64)
@@ -77,14 +77,14 @@ def test_every_parameter_gets_a_gradient(sharing):
 
 
 def test_files_tell_by_what_they_share(tmp_path):
-    """Equal tensors read by lag or by ordinal are different networks."""
+    """Networks with equal tensors that are shared by lag or by ordinal compute different functions."""
     interlayer.save_weights(timm.create_model("densenet100_cifar_shared_lag"), tmp_path / "lag.safetensors")
     with pytest.raises(interlayer.CheckpointError, match="was saved with sharing=lag, this model has sharing=ordinal"):
         interlayer.load_weights(timm.create_model("densenet100_cifar_shared_ordinal"), tmp_path / "lag.safetensors")
 
 
 def test_an_exponential_is_found():
-    """Weights that decay as exp(-0.4 l) by lag must give that rate and an R² of one."""
+    """Weights that decay as exp(-0.4 l) with the lag give this rate and an R² of one."""
     model = timm.create_model("densenet100_cifar_shared_lag")
     with torch.no_grad():
         for stage in model.stages:

@@ -1,4 +1,4 @@
-"""HaloNets: what timm expects of a model, the hybrids, and that they compose."""
+"""Tests of HaloNet: the interface of timm, hybrids with convolutions, and attached mechanisms."""
 
 import pytest
 import timm
@@ -62,7 +62,7 @@ def test_layer_attention_attaches():
 
 
 def test_a_trained_network_takes_another_block_and_image():
-    """Appendix E: fine-tuning at another size with other blocks."""
+    """Appendix E: relative positions are interpolated for fine-tuning with another image and block size."""
     model = small().eval()
     image = torch.randn(1, 3, 64, 64)
     expected = model(image)

@@ -1,4 +1,4 @@
-"""Were these wrong, `timm.create_model` would not know the named models, or they would not be the paper's."""
+"""Tests of the named models that are registered with timm."""
 
 import pytest
 import timm
@@ -33,7 +33,7 @@ EXPECTED = (
     + ["halo_50", "halo_h4_base128", "halo_h4_base128_patch", "halo_h4_base128_conv12"]
     + ["rest_lite", "rest_small", "rest_base", "rest_large"]
 )
-# Rows that differ from others by an option alone are looked at among the slow tests.
+# Models that differ from others only by an option are tested in the slow tests.
 ALIKE = [
     name for name in EXPECTED if "101_" in name or "152_" in name or "_rla_" in name or name.startswith("deit_base")
 ]

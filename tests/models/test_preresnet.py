@@ -1,4 +1,4 @@
-"""Pre-activated ResNets for small images: the counts of the RLA paper's tables, and what timm expects of a model."""
+"""Tests of pre-activation ResNets for small images: parameters in the RLA paper, and the interface of timm."""
 
 import pytest
 import timm
@@ -72,7 +72,7 @@ def test_the_head_can_be_replaced():
 
 
 def test_a_head_needs_a_pooling():
-    """Else the first batch fails, with an error about the sizes of matrices; a model that exists stays as it was."""
+    """Otherwise the first batch would fail with an error about matrix sizes. An existing model is not changed."""
     with pytest.raises(ValueError, match="give num_classes=0 too, got 10"):
         timm.create_model("preresnet20_cifar", global_pool="")
     model = timm.create_model("preresnet20_cifar", num_classes=0, global_pool="")

@@ -1,4 +1,4 @@
-"""ResTs: what timm expects of a model, the attention of the paper and the plain one, published names."""
+"""Tests of ResT: the interface of timm, EMSA and plain attention, and published names."""
 
 import re
 
@@ -28,7 +28,7 @@ def small(**options):
     ],
 )
 def test_every_option_builds_and_trains(options):
-    """At any height and width, and with a gradient for every parameter, that of the mixing's bias zero."""
+    """Any height and width works, and every parameter has a gradient, which is zero for the bias of the mixing."""
     model = small(**options)
     output = model(torch.randn(2, 3, 70, 64))
     assert output.shape == (2, 5)
@@ -46,7 +46,7 @@ def test_timms_interface():
 
 
 def test_features_for_detectors_are_normalised():
-    """Appendix A.3, Table 2: a LayerNorm behind each stage, which the classifier does not see."""
+    """Appendix A.3, Table 2: a LayerNorm follows each stage, which the classifier does not use."""
     plain, normed = small().eval(), small(out_norms=True).eval()
     normed.load_state_dict(plain.state_dict(), strict=False)
     image = torch.randn(2, 3, 64, 64)
@@ -60,7 +60,7 @@ def test_features_for_detectors_are_normalised():
 @pytest.mark.parametrize("backend", ["reference", "affine"])
 @pytest.mark.parametrize(("heads", "reduction"), [(1, 2), (4, 2), (2, 1)])
 def test_the_attention_written_out(backend, heads, reduction):
-    """As the authors arrange it, from tokens to tokens, in float64."""
+    """EMSA from tokens to tokens equals the computation of the authors' program, in float64."""
     layer = EfficientAttention(16, heads, reduction=reduction).double()
     x, grid = torch.randn(2, 48, 16, dtype=torch.float64), (6, 8)
     source = x
@@ -81,7 +81,7 @@ def test_the_attention_written_out(backend, heads, reduction):
 
 
 def test_the_group_linear_layer_is_a_depthwise_convolution():
-    """Appendix A.4, Eq. 2 and 3, with as many groups as channels."""
+    """It equals Eq. 2 and 3 of appendix A.4 with one group per channel."""
     layer = PixelAttention(6, kernel_size=1)
     x = torch.randn(2, 6, 3, 4)
     groups = [
@@ -92,7 +92,7 @@ def test_the_group_linear_layer_is_a_depthwise_convolution():
 
 
 def published_names(state_dict):
-    """As the authors' program would have written it: written apart from the conversion, to check it."""
+    """Renames tensors as in the authors' program, independently of the conversion."""
     renamed = {}
     for name, tensor in state_dict.items():
         parts = name.split(".")
@@ -122,7 +122,7 @@ def test_published_names_convert(name):
 
 
 def test_mechanisms_attach():
-    """Layer attention behind the blocks, context broadcasting in their MLPs."""
+    """Layer attention follows the blocks, and context broadcasting is in their MLPs."""
     model = interlayer.attach(small(depths=(2, 2, 2, 2)), "mrla_light", image_size=64)
     model = interlayer.attach(model, "cb", image_size=64)
     model(torch.randn(2, 3, 64, 64)).sum().backward()
@@ -130,7 +130,7 @@ def test_mechanisms_attach():
 
 
 def test_features_of_the_first_stages_have_no_idle_parameters():
-    """DDP refuses parameters that get no gradient."""
+    """DDP raises an error for parameters without a gradient."""
     only = timm.create_model(
         "rest_lite", features_only=True, out_indices=(0, 1), out_norms=True, depths=(1, 1, 1, 1)
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Were these wrong, a network would start from other weights than those in the file, or an error would name others."""
+"""Tests of loading weights and of the messages about tensors that do not match."""
 
 import pytest
 import timm
@@ -22,7 +22,7 @@ NETWORKS = [
 
 @pytest.fixture(params=NETWORKS, ids=[name for name, *_ in NETWORKS])
 def trained(request, tmp_path):
-    """A small network with random weights, saved in a file: name, options, mechanism, positions, network, path."""
+    """Saves a small network with random weights: name, options, mechanism, positions, network, path."""
     name, options, mechanism, positions = request.param
     network = timm.create_model(name, img_size=64, num_classes=3, **options)
     for parameter in network.parameters():
@@ -32,7 +32,7 @@ def trained(request, tmp_path):
 
 
 def test_weights_of_another_image_size_start_a_network(trained):
-    """As timm's pretrained weights do: positions are interpolated by timm's own function, all else is taken over."""
+    """Positions are interpolated by timm's function, as for pretrained weights, and all other tensors are loaded."""
     name, options, mechanism, positions, source, path = trained
     network = build_network(name + mechanism, image_size=32, num_classes=3, model_options=options, weights=str(path))
     own = network.state_dict()
@@ -105,7 +105,7 @@ def test_a_file_without_tensors_is_refused(tmp_path):
 
 
 def test_every_message_reads_the_same(tmp_path):
-    """One tensor missing, one unexpected, one of another shape: four ways to load, one text."""
+    """Four loading functions report a missing, an unexpected and a mismatched tensor in the same words."""
     model = timm.create_model("preresnet20_cifar", num_classes=2)
     wrong = dict(model.state_dict())
     wrong["extra.weight"] = wrong.pop("stem.0.weight")

@@ -1,6 +1,6 @@
-"""The tests that every operation has to pass. A subclass says which samples to compare.
+"""Tests that every operation has to pass.
 
-A subclass names the operation and its implementations and makes samples; it inherits the comparison of every
+A subclass names the operation and its implementations and creates samples. It inherits the comparison of every
 implementation with the reference in float64: results, the gradient of every input, odd shapes, strided inputs, lower
 precisions, autocast, and an error beyond the limits of an implementation that is chosen by name.
 """
@@ -18,27 +18,27 @@ from interlayer import backend
 from interlayer.ops.dispatch import Operation
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DOUBLE = torch.float64 if DEVICE == "cpu" else torch.float32  # kernels support float64 in Triton's interpreter alone
+DOUBLE = torch.float64 if DEVICE == "cpu" else torch.float32  # kernels support float64 only in Triton's interpreter
 
 
 def draw(*shape: int, seed: int = 0, channels_last: bool = False) -> Tensor:
-    """Standard normal numbers in float64, the same on every device."""
+    """Return standard normal numbers in float64, identical on every device."""
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
     return drawn.contiguous(memory_format=torch.channels_last) if channels_last else drawn
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy with the same strides."""
+    """Return a copy with the same strides."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).copy_(x.detach())
 
 
 def strided(x: Tensor) -> Tensor:
-    """The same values at every other element of a larger tensor."""
+    """Return a view of every other element of a larger tensor, with the same values."""
     return torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0]
 
 
 def sizes(**options: Any) -> dict[str, Any]:
-    """Keyword arguments of `OperationTester.sample`."""
+    """Return keyword arguments of `OperationTester.sample`."""
     return options
 
 
@@ -77,7 +77,7 @@ class Limit:
 
     Args:
         name: The implementation.
-        match: What the error says.
+        match: A pattern that the error message matches.
         shape: Keyword arguments of `sample`.
         change: A function that changes the sample.
         runs: Whether another implementation supports the arguments.
@@ -124,30 +124,30 @@ class OperationTester:
         raise NotImplementedError
 
     def cast(self, sample: Sample, dtype: torch.dtype) -> Sample:
-        """The sample as a network that computes in `dtype` would pass it."""
+        """Return the sample as a network that computes in `dtype` passes it."""
         return sample.map(lambda t: t.to(dtype))
 
     def context(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        """The context in which a network that computes in `dtype` calls the operation."""
+        """Return the context in which a network that computes in `dtype` calls the operation."""
         return nullcontext()
 
     @classmethod
     def cases(cls) -> list[Any]:
-        """Pairs of an implementation and a shape, with the mark "slow" where the interpreter takes long."""
+        """Return pairs of an implementation and a shape, marked as slow if the interpreter takes long."""
         return [(name, shape) for name in cls.implementations for shape in cls.shapes]
 
     @staticmethod
     def best_dtype(name: str) -> torch.dtype:
-        """The dtype in which an implementation is most precise."""
+        """Return the dtype in which an implementation is most precise."""
         return DOUBLE if name == "triton" else torch.float64
 
     @staticmethod
     def tolerance(dtype: torch.dtype) -> dict[str, float]:
-        """How far from the reference a result in `best_dtype` may be."""
+        """Return the tolerance of results in `best_dtype`."""
         return {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
 
     def run(self, name: str, sample: Sample, context: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
-        """Results, gradients of all inputs and updated buffers of one implementation, by name."""
+        """Return the results, gradients of all inputs and updated buffers of one implementation, by name."""
         copies = sample.map(copied)
         leaves = {n: t.requires_grad_() for n, t in copies.tensors.items() if t is not None}
         with backend(name), context or nullcontext():
@@ -161,7 +161,7 @@ class OperationTester:
         return results | copies.buffers
 
     def expected(self, sample: Sample) -> dict[str, Tensor]:
-        """The results of the reference in float64."""
+        """Return the results of the reference in float64."""
         return self.run("reference", sample.map(lambda t: t.double()))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -179,11 +179,11 @@ class OperationTester:
             metafunc.parametrize("name", cls.implementations)
 
     def test_order(self) -> None:
-        """The list at the foot of the operation's file is the order in which implementations are tried."""
+        """Implementations are tried in the order of the list at the end of the operation's file."""
         assert tuple(i.name for i in self.operation.implementations) == tuple(self.implementations)
 
     def test_values_and_gradients(self, name: str, shape: dict[str, Any]) -> None:
-        """Against the reference in float64, over odd shapes: results and the gradient of every input."""
+        """Results and the gradient of every input equal those of the reference in float64, for odd shapes too."""
         sample, dtype = self.sample(**shape), self.best_dtype(name)
         expected = self.expected(sample)
         found = self.run(name, self.cast(sample, dtype), self.context(dtype))
@@ -194,7 +194,7 @@ class OperationTester:
             )
 
     def test_gradcheck_of_the_reference(self) -> None:
-        """Its gradients are those of its values."""
+        """The gradients of the reference agree with finite differences."""
         sample = self.sample(**self.small)
         names = [name for name, t in sample.tensors.items() if t is not None]
 
@@ -206,7 +206,7 @@ class OperationTester:
             assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
     def test_strided_inputs(self, name: str) -> None:
-        """Every input that is a view of a larger tensor gives the same result, or an error if chosen by name."""
+        """A strided view of any input gives the same result, or an error if the implementation was chosen by name."""
         sample, dtype = self.cast(self.sample(**self.small), self.best_dtype(name)), self.best_dtype(name)
         expected = self.expected(sample)
         for changed, tensor in (sample.tensors | sample.buffers).items():
@@ -230,12 +230,12 @@ class OperationTester:
                     )
 
     def test_lower_precisions(self, name: str, dtype: torch.dtype, tolerance: float) -> None:
-        """As far from float64 as the dtype allows."""
+        """The error relative to float64 is within the tolerance of the dtype."""
         sample = self.cast(self.sample(**self.precise_shape), dtype)
         self.assert_near(self.run(name, sample, self.context(dtype)), self.expected(sample), tolerance)
 
     def test_autocast(self, name: str) -> None:
-        """Under autocast each gradient has the dtype of its input."""
+        """Under autocast, each gradient has the dtype of its input."""
         sample = self.cast(self.sample(**self.precise_shape), torch.float32)
         found = self.run(name, sample, torch.autocast(DEVICE, torch.bfloat16))
         for input_name, tensor in sample.tensors.items():
@@ -243,7 +243,7 @@ class OperationTester:
         self.assert_near(found, self.expected(sample), self.autocast_tolerance)
 
     def test_limits(self, limit: Limit) -> None:
-        """An implementation chosen by name raises an error with the reason; under "auto" another one runs."""
+        """An implementation chosen by name raises an error with the reason. With "auto", another one runs."""
         sample = limit.change(self.sample(**limit.shape).map(lambda t: t.float()))
         with backend(limit.name), pytest.raises(ValueError, match=limit.match):
             self.call(sample)
@@ -252,7 +252,7 @@ class OperationTester:
             assert all(t.isfinite().all() for t in ((outputs,) if isinstance(outputs, Tensor) else outputs))
 
     def assert_near(self, found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-        """By the norm: where a rounded value changes its sign, the gradient of a ReLU jumps."""
+        """Compare norms, because the gradient of a ReLU jumps where a rounded value changes its sign."""
         for what, value in found.items():
             if what not in self.vanishing:
                 error = (value.double() - expected[what]).norm() / expected[what].norm()

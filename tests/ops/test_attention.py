@@ -1,4 +1,4 @@
-"""Were these wrong, ResT's first stage would attend otherwise than multi-head attention does."""
+"""Tests of multi-head attention over tokens."""
 
 import pytest
 import torch

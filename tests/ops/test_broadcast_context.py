@@ -1,4 +1,4 @@
-"""Were these wrong, tokens would be given another share of the average, or their gradients another way back."""
+"""Tests of context broadcasting and its gradients."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from interlayer.ops.broadcast_context import broadcast_context_operation
 
 
 def by_definition(sample):
-    """Eq. 1 of the paper, or its scaled form, with every gradient."""
+    """Compute Eq. 1 of the paper, or its scaled form, with every gradient."""
     x, scale = (None if t is None else t.detach().double().cpu().requires_grad_() for t in sample.tensors.values())
     tokens = x.flatten(1, -2)
     average = tokens.mean(1, keepdim=True)
@@ -27,7 +27,7 @@ class TestBroadcastContext(OperationTester):
         for scaled in (False, True)
         for shape in [
             (2, 5, 7),
-            (3, 197, 70),  # DeiT's tokens, more channels than a program's
+            (3, 197, 70),  # the tokens of DeiT, more channels than a program holds
             (2, 257, 3),  # more tokens than a program holds
             (2, 4, 5, 6),  # a map
             (1, 1, 1),  # a token that is its own average
@@ -66,7 +66,7 @@ def test_bfloat16(scaled):
 
 
 def test_a_scale_in_float32_beside_tokens_in_bfloat16():
-    """As under autocast: the tokens' type stays, the scale's gradient is in its own."""
+    """Tokens keep their dtype, and the gradient of the scale has the dtype of the scale, as under autocast."""
     x = torch.randn(2, 5, 4, device=DEVICE).bfloat16()
     scale = torch.ones(4, device=DEVICE, requires_grad=True)
     for name in ("reference", "triton"):
@@ -90,7 +90,7 @@ def test_a_gradient_from_another_layout():
 
 
 def test_few_images_of_many_tokens():
-    """Are left to torch unless asked for by name: a program for each image would leave a GPU idle."""
+    """The kernel is used only if chosen by name: one program for each image would not occupy a GPU."""
     from interlayer.ops._triton import broadcast_context as kernel
 
     assert kernel._leaves_idle(torch.zeros(2, 4096, 64))
@@ -107,7 +107,7 @@ def test_tokens_in_another_order_go_to_the_reference():
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_compiled(scaled):
-    """The compiler sees through the reference."""
+    """The compiler traces the reference."""
     x, scale = torch.randn(2, 5, 4, device=DEVICE), torch.randn(4, device=DEVICE) if scaled else None
     compiled = torch.compile(ops.broadcast_context, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, scale), ops.broadcast_context(x, scale))

@@ -1,4 +1,4 @@
-"""Were these wrong, choosing a backend in one thread or task would change what another one computes."""
+"""Tests that the choice of a backend in one thread or task does not affect other threads and tasks."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture
 def signed():
-    """An operation that adds a number that says which implementation ran."""
+    """Create an operation that adds a number which identifies the implementation."""
     implementations = [
         Implementation(name, lambda x, n=n: x + n, lambda x: None) for n, name in enumerate(("one", "two"), start=1)
     ]
@@ -32,7 +32,7 @@ def ran(function):
 
 
 def test_two_threads_at_the_same_time(signed):
-    """Each inside its own block while the other one computes; the thread that started them has chosen nothing."""
+    """Each thread computes inside its own block at the same time; the thread that started them has made no choice."""
     barrier = threading.Barrier(2, timeout=30)
 
     def work(name):
@@ -57,7 +57,7 @@ def test_a_thread_started_inside_has_chosen_nothing(signed):
 
 
 def test_two_tasks_of_one_thread(signed):
-    """A task that waits inside its block leaves the others alone; one started inside of it inherits its choice."""
+    """A task that waits inside its block does not affect others; a task created inside it inherits its choice."""
 
     async def work(name):
         found = []
@@ -97,7 +97,7 @@ def test_it_can_be_a_decorator(signed):
 
 
 class TestCompiled:
-    """A compiled function runs what was chosen when it is called, not when it was compiled."""
+    """A compiled function uses the choice in effect when it is called, not when it was compiled."""
 
     @pytest.fixture
     def compiled(self, signed):
@@ -171,7 +171,7 @@ class TestCompiled:
 
 
 class _Nested(torch.autograd.Function):
-    """Runs a backward pass inside of its own, `depth` times; the innermost one notes its thread and the choice."""
+    """Runs nested backward passes, `depth` deep. The innermost one records its thread and the choice."""
 
     @staticmethod
     def forward(ctx, x, depth, seen):
@@ -190,7 +190,7 @@ class _Nested(torch.autograd.Function):
 
 
 def test_a_thread_of_autograds_uses_the_choice_of_its_caller():
-    """Of backward passes inside of each other the sixty-first runs in another thread, as that of a GPU does."""
+    """The sixty-first nested backward pass runs in another thread, like the backward pass on a GPU."""
     for name in ("reference", "auto", "triton"):
         seen = []
         with backend(name):
@@ -205,7 +205,7 @@ def test_a_thread_of_autograds_uses_the_choice_of_its_caller():
 
 @pytest.mark.parametrize("name", ["reference", "recompute", "auto"])
 def test_gradient_checkpointing_recomputes_with_the_choice_of_the_backward_pass(name):
-    """On a GPU in a thread of autograd's own: another implementation would save other tensors, which is an error."""
+    """On a GPU it runs in a thread of the autograd engine. Another implementation would save other tensors and fail."""
     leaves = [torch.randn(s, device=DEVICE, requires_grad=True) for s in ((2, 5, 4), (12, 4), (12,), (4, 12), (4,))]
     seen = []
 
@@ -220,7 +220,7 @@ def test_gradient_checkpointing_recomputes_with_the_choice_of_the_backward_pass(
 
 
 def test_the_process_has_a_default_of_its_own(monkeypatch):
-    """INTERLAYER_BACKEND holds in every thread that has chosen nothing."""
+    """INTERLAYER_BACKEND applies to every thread that has made no choice."""
     from interlayer.ops import choice
 
     monkeypatch.setattr(choice, "_default", "reference")

@@ -1,4 +1,4 @@
-"""Were these wrong, the wrong implementation would run, or a kernel would run beyond its limits."""
+"""Tests of the selection of implementations and their limits."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from interlayer.ops.dispatch import Implementation, Operation, backends
 
 @pytest.fixture
 def doubled():
-    """An operation with a kernel that takes even lengths only, and says which implementation ran."""
+    """Create an operation with a kernel that supports only even lengths; the result identifies the implementation."""
 
     def unsupported_reason(x):
         return None if len(x) % 2 == 0 else f"needs an even length, got {len(x)}"
@@ -61,7 +61,7 @@ def test_implementations_are_tried_in_the_order_of_the_list():
 
 
 def test_a_step_of_a_backward_pass_is_not_strict():
-    """Chosen by name, an implementation that is not strict makes way for the reference."""
+    """If an implementation that is not strict is chosen by name and unsupported, the reference runs."""
     implementation = Implementation("never", lambda x: "never", lambda x: "never supported", strict=False)
     operation = Operation("lenient_for_a_test", lambda x: "reference", [implementation])
     try:

@@ -1,4 +1,4 @@
-"""Were these wrong, a block would compute or learn something else to save memory."""
+"""Tests of the feed-forward network that recomputes its activation."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_it_keeps_one_map_instead_of_two():
 
 @pytest.mark.parametrize("name", ["reference", "recompute"])
 def test_under_autocast(name):
-    """In bfloat16, with gradients of the weights in float32, as torch's own layers."""
+    """It computes in bfloat16 and returns gradients of the weights in float32, like torch's own layers."""
     leaves = weights(torch.float32)
     with backend(name), torch.autocast(DEVICE, torch.bfloat16):
         result, *found = gradients(ops.feed_forward, leaves)
@@ -84,14 +84,14 @@ def test_under_autocast(name):
 
 
 def test_compiled():
-    """There the compiler decides what to keep."""
+    """Inside torch.compile, the compiler selects the tensors to save."""
     compiled = torch.compile(ops.feed_forward, backend="aot_eager", fullgraph=True)
     for one, other in zip(gradients(compiled, weights()), gradients(ops.feed_forward, weights()), strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_shapes_alone():
-    """On the meta device, which autocast does not know: models are counted there."""
+    """FLOPs are counted on the meta device, which autocast does not support."""
     leaves = [t.detach().to("meta").requires_grad_() for t in weights(torch.float32)]
     assert ops.feed_forward(*leaves).shape == (2, 5, 4)
 
@@ -122,7 +122,7 @@ def test_sums_of_bfloat16_are_added_up_in_float32():
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 def test_a_feed_forward_with_fused_gradients(dtype, tolerance):
-    """What runs in training on a GPU: one implementation forward, others for the steps of its backward pass."""
+    """In training on a GPU, the steps of the backward pass have implementations of their own."""
     result, grad = {}, draw(2, 5, 4, dtype=dtype, seed=3)
     for name in ("reference", "triton"):
         leaves = weights(dtype)
@@ -136,7 +136,7 @@ def test_a_feed_forward_with_fused_gradients(dtype, tolerance):
 
 
 def test_an_expanded_gradient():
-    """Of a sum: it has no rows that lie one after another, and goes to the reference."""
+    """The gradient of a sum is expanded and not contiguous, so the reference runs."""
     leaves = weights(torch.float32)
     with backend("recompute"):
         output = ops.feed_forward(*leaves)
@@ -149,7 +149,7 @@ def test_an_expanded_gradient():
 
 
 def test_frozen_weights_cost_nothing():
-    """Of four products of matrices in the backward pass those of the weights are left out."""
+    """Of the four matrix products of the backward pass, those of frozen weights are skipped."""
     from torch.utils.flop_counter import FlopCounterMode
 
     counted = {}

@@ -1,4 +1,4 @@
-"""Were these wrong, a query would read the wrong pixels, or at the wrong positions."""
+"""Tests of blocked local attention: neighborhoods, positions, masks and gradients."""
 
 import itertools
 
@@ -15,7 +15,7 @@ EVERY = [
     "reference",
     "gathered",
     pytest.param("triton", marks=pytest.mark.slow),
-]  # what five shapes above would show too
+]  # covered by the five shapes above as well
 
 
 def make(
@@ -37,13 +37,13 @@ def make(
 
 
 def exact(name):
-    """A kernel's best dtype and how far from float64 it may be: Triton's takes float64 on the CPU alone."""
+    """Return the most precise dtype of an implementation and its tolerance: Triton supports float64 only on the CPU."""
     single = name == "triton" and DEVICE == "cuda"
     return (torch.float32, {"rtol": 1e-3, "atol": 1e-4}) if single else (DOUBLE, {"rtol": 1e-8, "atol": 1e-8})
 
 
 def assert_as_reference(name, tensors, options):
-    """Result and every gradient against the reference in float64."""
+    """Compare the result and every gradient with the reference in float64."""
     dtype, tolerance = exact(name)
     expected = run("reference", tensors, options)
     for what, value in run(name, [None if t is None else t.to(dtype) for t in tensors], options).items():
@@ -51,7 +51,7 @@ def assert_as_reference(name, tensors, options):
 
 
 def run(name, tensors, options):
-    """Result and the gradients of all that has one."""
+    """Return the result and the gradients of all inputs."""
     leaves = [
         None if t is None else t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors
     ]
@@ -64,7 +64,7 @@ def run(name, tensors, options):
 
 
 def by_pixel(q, k, v, rel_rows, rel_cols, *, heads, block, halo, stride, centered=False, mask_padding=True):
-    """One query after another, from the definition."""
+    """Compute the definition query by query."""
     _, _, height, width = k.shape
     window = block + 2 * halo
     split = [t.unflatten(1, (heads, -1)) for t in (q, k, v)]
@@ -126,7 +126,7 @@ def without_channels_last(sample):
 
 
 class TestHaloAttention(OperationTester):
-    """Odd maps, one pixel, a block larger than the map, no halo; all options."""
+    """The shapes include odd maps, one pixel, a block larger than the map and no halo, with all options."""
 
     operation = halo_attention_operation
     implementations = ("triton", "gathered")
@@ -150,7 +150,7 @@ class TestHaloAttention(OperationTester):
 
     @classmethod
     def cases(cls):
-        # the interpreter is slow: five shapes meet one of the options each, all meet all among the slow tests
+        # the interpreter is slow: each shape is tested with one of the options, and with all of them in the slow tests
         cases = [("gathered", shape | options) for shape in SHAPES for options in OPTIONS]
         return cases + [
             pytest.param("triton", shape | options, marks=[] if number < 5 and number == index else pytest.mark.slow)
@@ -189,7 +189,7 @@ def rolled(x, pixels):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_translation_by_whole_blocks(name):
-    """Of queries whose neighbourhoods lie inside the map: shifting the image by b pixels shifts the result."""
+    """Shifting the image by b pixels shifts the result of queries with a neighborhood inside the map."""
     dtype, tolerance = exact(name)
     (q, k, v, *tables), given = make(24, 24, batch=1, dtype=dtype)
     shifted = [rolled(t, 4) for t in (q, k, v)]
@@ -215,7 +215,7 @@ def test_centred_windows_move_by_one_pixel(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_strided_query_is_the_query_at_its_position(name):
-    """Query i of a strided layer stands at pixel 2i, not i."""
+    """Query i of a layer with stride 2 is at pixel 2i, not i."""
     dtype, tolerance = exact(name)
     (q, k, v, *tables), given = make(10, 14, dtype=dtype)
     with backend(name):
@@ -238,7 +238,7 @@ def test_a_block_as_large_as_the_map_is_global_attention(name):
 
 @pytest.mark.parametrize("name", ["reference", *KERNELS])
 def test_it_is_timms_where_the_definitions_agree(name):
-    """timm's HaloAttn: unmasked padding, whole blocks, tables of all channels whose zero is halo entries further."""
+    """timm's HaloAttn has unmasked padding, complete blocks, and tables shifted by `halo` entries for all channels."""
     from timm.layers.halo_attn import HaloAttn
 
     layer = HaloAttn(12, dim_head=6, num_heads=2, block_size=4, halo_size=2, qk_ratio=1.0).double().to(DEVICE)
@@ -277,7 +277,7 @@ def test_bad_input_is_named(name, change, reason):
 
 
 def test_shapes_alone():
-    """On the meta device, where models are counted."""
+    """FLOPs are counted on the meta device."""
     tensors, given = make()
     with backend("gathered"):
         assert ops.halo_attention(*(t.to("meta") for t in tensors), **given).shape == (2, 10, 11, 9)
@@ -290,7 +290,7 @@ def test_maps_must_be_maps():
 
 
 def test_large_tables_are_left_to_the_gathering_one():
-    """They would not fit a GPU's shared memory."""
+    """Large tables would not fit into the shared memory of a GPU."""
     tensors, given = make(heads=1, d=128, e=4, block=8, halo=16, batch=1, dtype=torch.float32)
     with backend("triton"), pytest.raises(ValueError, match="too large for heads of 128 channels"):
         ops.halo_attention(*tensors, **given)
@@ -298,13 +298,13 @@ def test_large_tables_are_left_to_the_gathering_one():
 
 @pytest.mark.parametrize("relative", [True, False])
 def test_it_is_a_registered_operator(relative):
-    """Schema, shapes without data and gradients as torch.compile relies on them."""
+    """Checks schema, fake tensors and gradients, on which torch.compile relies."""
     from interlayer.ops._triton import halo_attention as kernels
 
     tensors, given = make(5, 6, d=4, e=3, batch=1, dtype=torch.float32, relative=relative)
     leaves = [None if t is None else t.requires_grad_() for t in tensors]
     plan = (given["heads"], given["block"], given["halo"], given["stride"], False, True, 0.5, 0.25)
-    # not "test_aot_dispatch_dynamic": it runs the interpreter on tensors without data
+    # without "test_aot_dispatch_dynamic", which runs the interpreter on tensors without data
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(kernels._forward.registered, (*leaves, *plan), test_utils=tests)
     output, lse = kernels._forward(*leaves, *plan)
@@ -314,7 +314,7 @@ def test_it_is_a_registered_operator(relative):
 
 
 def test_its_flops_are_counted():
-    """By torch's counter, the two products of attention forward and five backward; the positions' are not."""
+    """torch's counter counts the two products of the forward pass and five of the backward pass, without positions."""
     from torch.utils.flop_counter import FlopCounterMode
 
     tensors, given = make(8, 8, d=4, e=6, block=4, halo=1, batch=1, dtype=torch.float32)
@@ -327,7 +327,7 @@ def test_its_flops_are_counted():
     assert counter.get_total_flops() - forward == 2 * 64 * 36 * 2 * (3 * 4 + 2 * 6)
 
 
-REAL = [  # of stages of H1, H4 and H7: tiles large enough for a GPU's products of matrices
+REAL = [  # shapes of stages of H1, H4 and H7: tiles large enough for matrix products on a GPU
     {"height": 64, "width": 64, "heads": 4, "d": 16, "e": 16, "block": 8, "halo": 3},
     {"height": 64, "width": 64, "heads": 4, "d": 16, "e": 16, "block": 8, "halo": 3, "stride": 2},
     {"height": 16, "width": 16, "heads": 8, "d": 32, "e": 32, "block": 8, "halo": 3},
@@ -345,7 +345,7 @@ REAL = [  # of stages of H1, H4 and H7: tiles large enough for a GPU's products 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", REAL)
 def test_real_sizes(shape, dtype):
-    """Two images, four times over: what is read from a wrong address may be right by chance."""
+    """Runs four times on two images, because values read from a wrong address may be right by chance."""
     tensors, given = make(**shape, dtype=dtype)
     expected = run("gathered", [t.float() for t in tensors], given)
     for _ in range(4):
@@ -355,7 +355,7 @@ def test_real_sizes(shape, dtype):
 
 
 def test_keys_are_numbered_without_a_division():
-    """Which is exact for every window the kernel takes, clipped at the border to any width, and every chunk of it."""
+    """It is exact for every window that the kernel supports, clipped to any width, and for every chunk."""
     from interlayer.ops._triton.halo_attention import MOST_WINDOW, RECIPROCAL
 
     for cols in range(1, MOST_WINDOW + 1):
@@ -367,7 +367,7 @@ def test_keys_are_numbered_without_a_division():
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="compiles for a GPU")
 def test_compiled():
-    """As one graph, with the same result and gradients as outside of it."""
+    """It compiles to one graph with the same result and gradients."""
     tensors, given = make(20, 17, d=16, e=16, block=8, halo=3, dtype=torch.bfloat16)
 
     def attention(*leaves):

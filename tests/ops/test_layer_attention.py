@@ -1,4 +1,4 @@
-"""Were these wrong, the operations would not compute the paper's equations, or their gradients would be wrong."""
+"""Tests that the operations compute the equations of the MRLA paper and their gradients."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 
 from interlayer.ops import depthwise_value, layer_attention, light_attention, linear_recurrence
 
-B, HEADS, D, HEIGHT, WIDTH = 2, 3, 2, 4, 3  # odd sizes on purpose
+B, HEADS, D, HEIGHT, WIDTH = 2, 3, 2, 4, 3  # odd sizes
 C = HEADS * D
 
 
@@ -22,7 +22,7 @@ def rand(*shape, channels_last=False, grad=True):
 
 
 def softmax_attention_by_hand(query, keys, values):
-    """Eq. 6 with explicit loops over images, heads and layers."""
+    """Compute Eq. 6 with explicit loops over images, heads and layers."""
     output = torch.zeros_like(values[0])
     for b in range(len(query)):
         for h in range(HEADS):
@@ -48,7 +48,7 @@ def test_layer_attention_is_equation_6(layers, channels_last):
 
 
 def test_values_derived_here_are_those_derived_before():
-    """Eq. 6 hands values on, Eq. 4 derives them anew: the same weight must give the same result either way."""
+    """Eq. 6 passes values on and Eq. 4 recomputes them. The same weight gives the same result."""
     query, keys = rand(B, C, grad=False), [rand(B, C, grad=False) for _ in range(3)]
     maps, weight = [rand(B, C, HEIGHT, WIDTH, grad=False) for _ in range(3)], rand(C, 1, 3, 3, grad=False)
     values = [depthwise_value(x, weight) for x in maps]
@@ -73,7 +73,7 @@ def test_light_attention_is_equation_8():
 
 
 def test_linear_form_equals_the_papers_recurrence():
-    """Appendix A.3 writes sums over layers as a recurrence in U and Z; both must give one result at every layer."""
+    """The recurrence in U and Z of appendix A.3 gives the same result as the sum over layers."""
     layers = 4
     queries = [rand(B, C, grad=False) for _ in range(layers)]
     keys = [rand(B, C, grad=False) for _ in range(layers)]
@@ -145,7 +145,7 @@ def test_there_is_the_reference_alone(operation):
 
 
 def test_views_with_odd_strides_give_the_same_result():
-    """Tokens arrive as permuted views of [B, prefix + HW, C]: strides must not matter."""
+    """Tokens are permuted views of [B, prefix + HW, C], so strides must not matter."""
     tokens = torch.randn(B, 1 + HEIGHT * WIDTH, C, dtype=torch.float64)
     view = tokens[:, 1:].unflatten(1, (HEIGHT, WIDTH)).permute(0, 3, 1, 2)
     weight, query, key = rand(C, 1, 3, 3, grad=False), rand(B, C, grad=False), rand(B, C, grad=False)
@@ -176,7 +176,7 @@ def test_low_precision_keeps_its_dtype_and_comes_close(dtype):
 
 
 def test_a_stage_of_24_keeps_each_value_once_for_backward():
-    """The published program keeps the stacked values of every layer, 12 times as much; Eq. 6 needs each value once."""
+    """Each value is saved once. The published program saves the stacked values of every layer, 12 times as much."""
     layers, channels, heads, size = 24, 32, 4, 8
     queries = [torch.randn(2, channels, requires_grad=True) for _ in range(layers)]
     keys = [torch.randn(2, channels, requires_grad=True) for _ in range(layers)]

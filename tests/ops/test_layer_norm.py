@@ -1,4 +1,4 @@
-"""Were these wrong, a norm would compute or learn something else to pass over the tokens less often."""
+"""Tests of the layer norm over tokens."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ class TestLayerNorm(OperationTester):
     shapes = (
         {},
         sizes(shape=(3, 7, 65)),  # no power of two
-        sizes(shape=(1, 1, 1)),  # one value, whose norm is its bias
-        sizes(shape=(700, 96)),  # more rows than the programs take at once
+        sizes(shape=(1, 1, 1)),  # one value, which is normalized to the bias
+        sizes(shape=(700, 96)),  # more rows than the programs hold at once
         sizes(shape=(2, 3, 1100)),  # rows longer than a tile
     )
     precise_shape = sizes(shape=(6, 48))
@@ -36,7 +36,7 @@ class TestLayerNorm(OperationTester):
 
     @classmethod
     def cases(cls):
-        return [("triton", shape) for shape in cls.shapes]  # the other one works under autocast alone
+        return [("triton", shape) for shape in cls.shapes]  # the other one requires autocast
 
     def sample(self, shape=(2, 5, 4)):
         weight, bias = (draw_double(shape[-1], seed=seed) for seed in (1, 2))
@@ -77,7 +77,7 @@ def test_layer_norm():
 
 
 def test_the_fused_norm_under_autocast():
-    """Tokens may come in float32 or bfloat16; they leave in bfloat16, and each gradient has its leaf's type."""
+    """Tokens in float32 or bfloat16 give a result in bfloat16, and each gradient has the dtype of its input."""
     for dtype in (torch.float32, torch.bfloat16):
         leaves = [
             draw(6, 48, dtype=dtype),
@@ -94,7 +94,7 @@ def test_the_fused_norm_under_autocast():
 
 
 def test_gradients_from_another_layout():
-    """A norm whose output was transposed gets its gradient so."""
+    """If the output is transposed, its gradient is not contiguous."""
     grads = {}
     for name in ("reference", "triton"):
         x = draw(2, 5, 4).requires_grad_()
@@ -113,6 +113,6 @@ def test_limits_of_the_fused_norm_are_said():
 
 
 def test_shapes_alone():
-    """On the meta device, which autocast does not know: models are counted there."""
+    """FLOPs are counted on the meta device, which autocast does not support."""
     x, weight = torch.empty(2, 5, 4, device="meta"), torch.empty(4, device="meta")
     assert ops.layer_norm(x, weight, weight, 1e-5).shape == (2, 5, 4)

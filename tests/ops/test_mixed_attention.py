@@ -1,4 +1,4 @@
-"""Were these wrong, ResT's heads would mix or be normalised otherwise than its attention says."""
+"""Tests of the attention of ResT with mixed and normalized heads."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def make(queries=11, keys=7, heads=3, d=6, batch=2, dtype=torch.float64, joined=
 
 
 def run(name, tensors, options):
-    leaves = [t.detach().requires_grad_() for t in tensors]  # no copies, which would be of another layout
+    leaves = [t.detach().requires_grad_() for t in tensors]  # no copies, which would have another layout
     with backend(name):
         result = ops.mixed_attention(*leaves, **options)
     generator = torch.Generator().manual_seed(1)
@@ -35,7 +35,7 @@ def run(name, tensors, options):
 
 
 def test_the_reference_is_the_published_arrangement():
-    """Convolution over heads, softmax, instance norm as torch's own modules."""
+    """Compute convolution over heads, softmax and instance norm with torch's own modules."""
     (q, k, v, mix, bias), options = make()
     conv, norm = nn.Conv2d(3, 3, 1).double().to(DEVICE), nn.InstanceNorm2d(3).double().to(DEVICE)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def test_the_reference_is_the_published_arrangement():
 
 
 class TestMixedAttention(OperationTester):
-    """Fewer and more tokens than a tile, keys and values of one projection."""
+    """The shapes have fewer and more tokens than a tile, and keys and values from one projection."""
 
     operation = mixed_attention_operation
     implementations = ("triton", "affine")
@@ -87,7 +87,7 @@ class TestMixedAttention(OperationTester):
 
 
 def test_the_bias_changes_nothing():
-    """It is the same for a whole row of scores; its gradient is there, and zero."""
+    """The bias is constant over a row of scores. Its gradient exists and is zero."""
     tensors, options = make()
     moved = [*tensors[:4], tensors[4] + 3]
     for name in ("reference", *KERNELS):
@@ -99,19 +99,19 @@ def test_the_bias_changes_nothing():
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_attention_that_is_nearly_uniform_keeps_its_precision(name):
-    """There the norm multiplies by hundreds what is left of the values when their mean is taken off."""
+    """The norm multiplies the values minus their mean by a factor in the hundreds."""
     (q, k, v, mix, bias), options = make(40, 49, heads=2, d=32, dtype=torch.bfloat16)
     tensors = [q * 0.05, k, v + 3, mix, bias]
     expected = run("reference", [t.double() for t in tensors], options)
     for what, value in run(name, tensors, options).items():
         if what in ("result", "v"):
             error = (value.double() - expected[what]).norm() / expected[what].norm()
-            cut_off = name == "triton" and DEVICE == "cpu"  # the interpreter does where a GPU rounds
+            cut_off = name == "triton" and DEVICE == "cpu"  # the interpreter truncates, a GPU rounds
             assert error < (8e-2 if cut_off else 5e-2), f"{what}: {error:.1e}"
 
 
 def test_one_token_for_one_key_is_nothing():
-    """A map of one value has no spread: the norm makes it zero."""
+    """A map of one value has no variance, and its norm is zero."""
     tensors, options = make(1, 1)
     for name in ("reference", *KERNELS):
         single = name == "triton" and DEVICE == "cuda"
@@ -158,7 +158,7 @@ def test_it_is_a_registered_operator():
 @pytest.mark.skipif(DEVICE != "cuda", reason="too large for the interpreter")
 @pytest.mark.parametrize(("queries", "heads", "d"), [(784, 2, 64), (196, 4, 64), (49, 8, 64), (196, 4, 96)])
 def test_real_sizes(queries, heads, d):
-    """Those of ResT at 224 pixels, in bfloat16, four times over."""
+    """Runs the shapes of ResT at 224 pixels four times, in bfloat16."""
     tensors, options = make(queries, 49, heads, d, dtype=torch.bfloat16, joined=True)
     expected = run("affine", [t.float() for t in tensors], options)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Were these wrong, a 1x1 convolution would compute something else inside of torch.compile."""
+"""Tests that a 1x1 convolution gives the same result inside torch.compile."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from interlayer import ops
 
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 def test_a_pointwise_convolution_is_one_when_compiled_too(memory_format):
-    """There it is a product over pixels: result and gradients must be the convolution's."""
+    """The matrix product over pixels has the result and gradients of the convolution."""
     x = torch.randn(2, 5, 3, 4, dtype=DOUBLE, device=DEVICE).contiguous(memory_format=memory_format)
     weight = torch.randn(7, 5, 1, 1, dtype=DOUBLE, device=DEVICE)
     found = []

@@ -1,4 +1,4 @@
-"""Were these wrong, a block's output, the state it feeds or a gradient would differ from what the reference defines."""
+"""Tests of the end of a residual block: its output, the projected branch and their gradients."""
 
 import copy
 
@@ -16,7 +16,7 @@ KINDS = [(True, True), (False, True), (False, False)]  # with a ReLU, with a sho
 
 @pytest.fixture(autouse=True)
 def _exact_products():
-    """Without TF32 on a GPU."""
+    """Disable TF32 on a GPU."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -24,7 +24,7 @@ def _exact_products():
 
 
 def make(shape=(2, 37, 5, 3), state=5, *, relu=True, skip=True):
-    """A sample in float64. The mean of the map is larger than its spread, which must not cancel."""
+    """Create a sample in float64. The mean of the map exceeds its standard deviation, to detect cancellation."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size):
@@ -47,8 +47,9 @@ def make(shape=(2, 37, 5, 3), state=5, *, relu=True, skip=True):
 
 def call(sample):
     x, norm_weight, norm_bias, weight, shortcut = sample.tensors.values()
-    statistics = sample.buffers.values()
-    return ops.residual_end(x, norm_weight, norm_bias, *statistics, weight, shortcut, **sample.options)
+    options = {name: value for name, value in sample.options.items() if name != "relu"}
+    norm = ops.BatchNormArguments(norm_weight, norm_bias, **sample.buffers, **options)
+    return ops.residual_end(x, norm, weight, shortcut, relu=sample.options["relu"])
 
 
 def with_weight(*shape):
@@ -83,7 +84,7 @@ class TestResidualEnd(OperationTester):
 
     @classmethod
     def cases(cls):
-        # the interpreter is slow: every shape meets one kind, the others are among the slow tests
+        # the interpreter is slow: each shape is tested with one kind, and with the others in the slow tests
         return [
             pytest.param(
                 name,
@@ -124,7 +125,7 @@ class TestResidualEnd(OperationTester):
 
 
 def test_the_reference_is_the_modules():
-    """Running statistics are updated as torch's batch norm updates its own."""
+    """Results and running statistics equal those of torch's batch norm."""
     sample = make()
     norm = nn.BatchNorm2d(37, momentum=0.3, eps=1e-3).double().to(DEVICE)
     with torch.no_grad():
@@ -152,7 +153,7 @@ def test_momentum_and_eps_are_used(name):
 
 @pytest.mark.parametrize(("name", "maps"), [("reference", 3), ("recompute", 2), ("triton", 2)])
 def test_the_branch_is_not_kept(name, maps):
-    """Were y kept for g1, a step of ResNet-50 with a state would hold a third more memory: x and x' are enough."""
+    """Only x and x' are saved. Saving y for g1 would increase the memory of ResNet-50 with a state by a third."""
     sample = TestResidualEnd().cast(make((4, 64, 8, 8), 4), DOUBLE)
     x = sample.tensors["x"].requires_grad_()
     for parameter in ("norm_weight", "norm_bias", "weight"):
@@ -181,7 +182,7 @@ def test_beyond_its_limits_the_next_implementation_runs():
 
 @pytest.mark.parametrize("name", ["recompute", "triton"])
 def test_second_derivatives_are_refused(name):
-    """Written backward passes have no derivative of their own: an error, not a wrong number."""
+    """Custom backward passes are not differentiable and raise an error."""
     sample = TestResidualEnd().cast(make(), DOUBLE)
     x = sample.tensors["x"].requires_grad_()
     for parameter in ("norm_weight", "norm_bias", "weight"):
@@ -194,7 +195,7 @@ def test_second_derivatives_are_refused(name):
 
 @pytest.mark.parametrize("where", ["x", "shortcut"])
 def test_what_is_not_a_number_stays_so(where):
-    """A diverged branch must not look finite behind the ReLU."""
+    """NaN in the branch is preserved by the ReLU."""
     sample = TestResidualEnd().cast(make(), DOUBLE)
     sample.tensors[where][0, 0, 0, 0] = float("nan")
     for name in ("reference", "triton"):
@@ -204,7 +205,7 @@ def test_what_is_not_a_number_stays_so(where):
 
 
 def test_weights_in_strides():
-    """A transposed weight is read as it is."""
+    """A transposed weight gives the same result."""
     sample = TestResidualEnd().cast(make(), DOUBLE)
     strided = sample.tensors["weight"].flatten(1).t().contiguous().t()[..., None, None]
     with backend("reference"):
@@ -223,7 +224,7 @@ def test_one_value_for_each_channel_is_refused_as_torch_refuses_it():
 
 @pytest.mark.parametrize("name", ["auto", "scaled"])
 def test_compiled(name):
-    """As one graph that updates the running statistics, with the gradients of the reference."""
+    """It compiles to one graph that updates the running statistics, with the gradients of the reference."""
     tester = TestResidualEnd()
     sample = tester.cast(make(), DOUBLE)
     expected = tester.expected(sample)

@@ -1,4 +1,4 @@
-"""Were these wrong, keys and values of ResT would come from other pixels."""
+"""Tests of the strided depthwise convolution of ResT."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ class TestShrink(OperationTester):
     operation = ops.shrink
     implementations = ("triton",)
     shapes = (
-        {},  # no multiple of the stride
-        {"shape": (1, 3, 8, 8), "stride": 8},  # one window, cut off on all sides
-        {"shape": (2, 70, 6, 5), "stride": 2},  # more channels than a program's
+        {},  # not a multiple of the stride
+        {"shape": (1, 3, 8, 8), "stride": 8},  # one window, clipped on all sides
+        {"shape": (2, 70, 6, 5), "stride": 2},  # more channels than a program holds
         {"shape": (1, 1, 1, 3), "stride": 2},  # one row
         {"shape": (3, 2, 7, 7), "stride": 3},  # an odd stride
     )
@@ -39,7 +39,7 @@ class TestShrink(OperationTester):
         return ops.shrink(*sample.tensors.values(), **sample.options)
 
     def cast(self, sample, dtype):
-        """The weights may stay in float32 beside a map in bfloat16, as those of autocast do."""
+        """The weights stay in float32 for a map in bfloat16, as under autocast."""
         wide = torch.promote_types(dtype, torch.float32)
         return sample.map(lambda t: t.to(dtype if t.dim() == 4 and t.shape[1] > 1 else wide))
 

@@ -1,4 +1,4 @@
-"""Were these wrong, a fused operation would work alone and fail, or be silently wrong, inside of torch's own tools."""
+"""Tests of fused operations inside compilers, tracers, transforms and gradient checkpointing."""
 
 import pytest
 import timm
@@ -21,7 +21,7 @@ def draw(*shape, channels_last=False):
 
 def halo():
     maps = [draw(1, 4, 6, 6, channels_last=True) for _ in range(3)]
-    tables = [draw(11, 1), draw(11, 1)]  # a neighbourhood of 4 + 2 pixels, heads of 2 channels
+    tables = [draw(11, 1), draw(11, 1)]  # a neighborhood of 4 + 2 pixels, heads of 2 channels
     return lambda *t: ops.halo_attention(*t, heads=2, block=4, halo=1), [*maps, *tables]
 
 
@@ -67,7 +67,7 @@ def by_reference(operation):
 
 @pytest.mark.parametrize("operation", FUSED)
 def test_gradient_checkpointing(operation):
-    """Which lets a backward pass read what was saved once."""
+    """Under gradient checkpointing, saved tensors can be read only once."""
     function, leaves = operation()
     with fast(operation):
         result = checkpoint(function, *leaves, use_reentrant=False)
@@ -79,7 +79,7 @@ def test_gradient_checkpointing(operation):
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("operation", [o for o in FUSED if o is not broadcast])
 def test_second_derivatives_are_refused(operation, watched):
-    """An error that names the remedy, also for a linear loss and torch.autograd.grad, not a zero."""
+    """The error names the remedy, also for a linear loss and torch.autograd.grad."""
     function, leaves = operation()
     with fast(operation):
         if watched and operation in (halo, mixed, shrink):
@@ -92,7 +92,7 @@ def test_second_derivatives_are_refused(operation, watched):
 
 
 def test_second_derivatives_of_broadcasting():
-    """It is linear: they come from what is around it."""
+    """The operation is linear, so second derivatives come from the operations around it."""
     function, (x,) = broadcast()
     found = []
     for name in ("reference", "triton"):
@@ -105,7 +105,7 @@ def test_second_derivatives_of_broadcasting():
 
 @pytest.mark.parametrize("operation", [halo, mixed, shrink, norm, broadcast, broadcast_scaled])
 def test_counters_of_flops_and_shapes_alone(operation):
-    """Asked for by name, what cannot be seen through makes way for the reference."""
+    """A kernel that cannot be traced is replaced by the reference, even if chosen by name."""
     function, leaves = operation()
     expected = by_reference(operation)[0]
     with fast(operation), FlopCounterMode(display=False):
@@ -132,7 +132,7 @@ def test_transforms_of_functions(operation):
 
 
 def test_export_with_any_number_of_images():
-    """No look at a size on the way to an implementation may become part of the graph."""
+    """Selecting an implementation must not add guards on sizes to the graph."""
     model = timm.create_model("rest_lite", num_classes=3).eval()
     batch = torch.export.Dim("batch", min=1, max=1024)
     exported = torch.export.export(model, (torch.randn(2, 3, 64, 64),), dynamic_shapes=({0: batch},)).module()
@@ -142,7 +142,7 @@ def test_export_with_any_number_of_images():
 
 
 def test_networks_with_gradient_checkpointing():
-    """CB_S in a network that recomputes its blocks."""
+    """CB_S works in a network that recomputes its blocks."""
     model = interlayer.attach(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2), "cb", scaled=True)
     model = model.to(DEVICE)
     model.set_grad_checkpointing()

@@ -1,4 +1,4 @@
-"""Were these wrong, a difference from the paper would go unnoticed."""
+"""Tests of the comparison with the tables of the papers."""
 
 import pytest
 
@@ -16,14 +16,14 @@ def test_every_figure_that_should_agree_does(counted):
 
 
 def test_rlas_tables_of_small_networks_agree():
-    """The ImageNet tables, which take a minute, are among the slow tests."""
+    """The ImageNet tables take a minute and are slow tests."""
     counted = list(count_rows("rla", ["1", "6"]))
     assert len(counted) == 15
     assert [(c.row.label, c.unexplained) for c in counted if c.unexplained] == []
 
 
 def test_the_tables_are_there(counted):
-    expected = {  # a model of each paper: its tables, and rows that agree in all that is printed
+    expected = {  # a model of each paper: its tables, and the number of rows in which all figures agree
         "resnet152_mrla_light": ({"1", "4", "5", "7"}, 22),
         "resnet152_rla": ({"1", "2", "3", "6", "11", "13", "15"}, 61),
         "halo_h7": ({"A2", "6", "C.1"}, 12),
@@ -36,7 +36,7 @@ def test_the_tables_are_there(counted):
 
 
 def test_what_is_excused_really_differs(counted):
-    """An excuse for a figure that agrees would hide a later mistake."""
+    """A reason given for a figure that agrees would hide a later error."""
     for c in counted:
         assert not (c.row.flops_differ and c.flops_agree), f"{c.row.label}: FLOPs agree and need no excuse"
         assert not (c.row.parameters_differ and c.parameters_agree), f"{c.row.label}: parameters agree"
@@ -51,7 +51,7 @@ def test_an_unexplained_difference_is_reported():
 
 
 def test_halonets_scaling_is_that_of_its_formulas():
-    """Table 1: what is stored and computed by each way is what its formula says, on a map of whole blocks."""
+    """Table 1: measured memory and FLOPs equal the formulas on a map of complete blocks."""
     from interlayer.papers.attention_scaling import attention_scaling
 
     rows = {row.way: row for row in attention_scaling(size=16, channels=8, heads=2, block=4, halo=2)}

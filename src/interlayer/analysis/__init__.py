@@ -1,4 +1,4 @@
-"""Looking inside a model, and measuring it."""
+"""Analysis of models: attention scores, shared weights, parameters, FLOPs, memory and throughput."""
 
 from .cost import Cost, Setting, count_flops, count_parameters, measure, measure_inference, measure_memory
 from .plots import plot_layer_scores, plot_shared_weights

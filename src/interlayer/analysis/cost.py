@@ -1,4 +1,4 @@
-"""What a model costs: parameters, FLOPs, memory of a training step, throughput."""
+"""Cost of a model: parameters, FLOPs, memory of a training step, throughput."""
 
 from __future__ import annotations
 
@@ -26,8 +26,13 @@ LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, n
 
 
 def count_parameters(model: nn.Module, *, layers_only: bool = False) -> int:
-    """Number of parameters. `layers_only` counts those of convolutions, linear layers and norms, as tools that look at
-    layers do: lambda and class and position tokens, which belong to no layer, are missed."""
+    """Returns the number of parameters.
+
+    Args:
+        model: the model.
+        layers_only: whether to count only the parameters of convolutions, linear layers and norms, as tools that
+            inspect layers do. Lambda, class tokens and position embeddings, which belong to no layer, are not counted.
+    """
     if not layers_only:
         return sum(p.numel() for p in model.parameters())
     layers = (module for module in model.modules() if isinstance(module, LAYERS))
@@ -40,19 +45,22 @@ def count_flops(
     *,
     convention: Literal["paper", "torch"] = "paper",
 ) -> int:
-    """Multiply-adds of a forward pass of one image, in eval mode.
+    """Returns the number of multiply-adds of a forward pass of one image in eval mode.
 
-    "paper": multiply-adds of convolutions and linear layers, 2 for each element of a BatchNorm, 1 for each element
-        that enters a global average pool; activations, products, sums and matrix products of attention count nothing.
-        This fits the figures of the MRLA paper for ResNets.
-    "torch": half of what `torch.utils.flop_counter` counts: convolutions and all matrix products, nothing else.
+    Args:
+        model: the model.
+        image_size: size of the image; the default size of the model if None.
+        convention: "paper" counts the multiply-adds of convolutions and linear layers, 2 for each element of a batch
+            norm and 1 for each input element of a global average pool. Activations, elementwise operations and matrix
+            products of attention are not counted. This reproduces the figures of the MRLA paper for ResNets.
+            "torch" is half the count of `torch.utils.flop_counter`: convolutions and all matrix products.
     """
     paper, by_torch = count_flops_both_ways(model, image_size)
     return by_torch if convention == "torch" else paper
 
 
 def count_flops_both_ways(model: nn.Module, image_size: int | tuple[int, int] | None = None) -> tuple[int, int]:
-    """`count_flops` by the conventions "paper" and "torch", in one forward pass."""
+    """Returns `count_flops` for the conventions "paper" and "torch", computed in one forward pass."""
     image = probe_image(model, image_size)
     with (
         evaluating(model),
@@ -67,19 +75,19 @@ def count_flops_both_ways(model: nn.Module, image_size: int | tuple[int, int] | 
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """No parameter asks for a gradient: torch's counter fails on modules that are handed one that does (PiT's)."""
-    asking = [p for p in model.parameters() if p.requires_grad]
-    for parameter in asking:
+    """Disables gradients of parameters: torch's counter fails on modules that receive one as an input, as in PiT."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in asking:
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
 class _PaperCounter(TorchFunctionMode):
-    """Counts at the level of torch's functions, where a linear layer still differs from other matrix products."""
+    """Counts calls of torch functions, which distinguish linear layers from other matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,15 +96,15 @@ class _PaperCounter(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+        arguments = dict(zip(("input", "weight"), args, strict=False)) | kwargs
         if func in (torch.conv1d, torch.conv2d, torch.conv3d):
-            self.total += result.numel() * given["weight"][0].numel()
+            self.total += result.numel() * arguments["weight"][0].numel()
         elif func is F.linear:
-            self.total += result.numel() * given["weight"].shape[1]
+            self.total += result.numel() * arguments["weight"].shape[1]
         elif func in (F.batch_norm, torch.batch_norm):
             self.total += 2 * result.numel()
         elif func is F.adaptive_avg_pool2d or (func in (torch.mean, Tensor.mean) and _is_global_pool(args, kwargs)):
-            self.total += given["input"].numel()
+            self.total += arguments["input"].numel()
         return result
 
 
@@ -112,7 +120,7 @@ def _is_global_pool(args: Any, kwargs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is measured."""
+    """Settings of a measurement."""
 
     batch_size: int = 8
     image_size: int | tuple[int, int] | None = None
@@ -121,18 +129,18 @@ class Setting:
     channels_last: bool = False
     compile: bool = False
     steps: int = 5
-    graph: bool = False  # time steps captured as one CUDA graph, without the processor's time to start kernels
+    graph: bool = False  # time steps captured as a CUDA graph, without the launch overhead of the CPU
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one model costs in one setting."""
+    """Cost of one model in one setting."""
 
     parameters: int
     flops: int
-    memory: int  # peak bytes allocated during a training step: weights, gradients, momentum, activations
-    train_seconds: float  # median of a training step
-    inference_seconds: float  # median of a forward pass in eval mode
+    memory: int  # peak bytes allocated in a training step: weights, gradients, momentum, activations
+    train_seconds: float  # median time of a training step
+    inference_seconds: float  # median time of a forward pass in eval mode
     batch_size: int
 
     @property
@@ -145,7 +153,7 @@ class Cost:
 
 
 def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] = lambda what: None) -> Cost:
-    """Measure `model`; `progress` is told what is being measured."""
+    """Measures a model. `progress` is called with the name of each measurement before it starts."""
     if setting.graph and not (setting.device.startswith("cuda") and setting.precision != "float16"):
         raise ValueError(
             "steps are captured as a CUDA graph on a GPU alone, in float32 or bfloat16 (float16's scaler looks at the "
@@ -168,21 +176,21 @@ def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] 
 
 
 def measure_memory(model: nn.Module, setting: Setting) -> int:
-    """Peak bytes held by a training step: weights, gradients, momentum, activations."""
+    """Returns the peak bytes allocated in a training step: weights, gradients, momentum, activations."""
     _, _, optimizer, train_step = _training(model, setting)
     train_step()
     return _peak_memory(train_step, model, optimizer, setting.device)
 
 
 def _training(model: nn.Module, setting: Setting) -> tuple[Any, Tensor, torch.optim.Optimizer, Callable[[], None]]:
-    """The model as it is run, its images, an optimiser and a training step."""
+    """Returns the (compiled) model, its input, an optimizer and a function that runs a training step."""
     memory_format = torch.channels_last if setting.channels_last else torch.contiguous_format
     model = model.to(setting.device).to(memory_format=memory_format).train()
     images = probe_image(model, setting.image_size).repeat(setting.batch_size, 1, 1, 1)
     images = images.contiguous(memory_format=memory_format)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     if setting.compile:
-        torch.compiler.reset()  # models measured before must not count against the limit of recompilations
+        torch.compiler.reset()  # models measured before would count towards the recompilation limit
     run = torch.compile(model) if setting.compile else model
     scaler = torch.amp.GradScaler(setting.device, enabled=setting.precision == "float16")
 
@@ -198,7 +206,7 @@ def _training(model: nn.Module, setting: Setting) -> tuple[Any, Tensor, torch.op
 
 
 def measure_inference(model: nn.Module, setting: Setting) -> float:
-    """Median seconds of a forward pass in eval mode."""
+    """Returns the median time of a forward pass in eval mode, in seconds."""
     model = model.to(setting.device)
     images = probe_image(model, setting.image_size).repeat(setting.batch_size, 1, 1, 1)
     return _time_inference(model, model, images, setting)
@@ -226,7 +234,7 @@ def _as_scalar(output: Any) -> Tensor:
 
 
 def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The same step, started as a whole: the processor's time to start its kernels is no part of it."""
+    """Captures a step as a CUDA graph, which is replayed without the launch overhead of the CPU."""
     stream = _side_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -241,12 +249,12 @@ def _captured(step: Callable[[], None]) -> Callable[[], None]:
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """One for all: cuBLAS keeps memory for every stream it has run on, which would count for models measured later."""
+    """Returns one stream for all captures: memory that cuBLAS keeps for each stream would count for later models."""
     return torch.cuda.Stream()
 
 
 def _median_seconds(step: Callable[[], None], setting: Setting) -> float:
-    """The median time of a step. On a GPU steps are queued one behind another, as in training, not waited for."""
+    """Returns the median time of a step. On a GPU, steps are queued without synchronization, as in training."""
     if setting.graph:
         step = _captured(step)
     if setting.device.startswith("cuda"):
@@ -262,14 +270,14 @@ def _median_seconds(step: Callable[[], None], setting: Setting) -> float:
 
 
 def median_queued_seconds(step: Callable[[], None], steps: int) -> float:
-    """The median time between the ends of steps on the GPU, queued one behind another."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    """Returns the median time between the ends of consecutive steps on the GPU, queued without synchronization."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    events[0].record()
+    for event in events[1:]:
         step()
-        mark.record()
-    marks[-1].synchronize()
-    return statistics.median(one.elapsed_time(other) for one, other in itertools.pairwise(marks)) / 1e3
+        event.record()
+    events[-1].synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in itertools.pairwise(events)) / 1e3
 
 
 def _synchronize(device: str) -> None:
@@ -287,7 +295,7 @@ def _peak_memory(step: Callable[[], None], model: nn.Module, optimizer: torch.op
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int:
-    """The most bytes that `run` holds at once beside what was there before."""
+    """Returns the peak bytes that `run` allocates in addition to those allocated before."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -300,7 +308,7 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
 
 
 class _StorageTracker(TorchDispatchMode):
-    """The most bytes held at once by tensors that came into being inside it, on devices that keep no such count."""
+    """Tracks the peak bytes of tensors created inside it, on devices without memory statistics."""
 
     def __init__(self) -> None:
         super().__init__()

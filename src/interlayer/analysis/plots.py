@@ -1,4 +1,4 @@
-"""Pictures of what the analysis measures. Every function returns a matplotlib Figure and opens no window."""
+"""Plots of the results of the analysis. Every function returns a matplotlib Figure and opens no window."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 def plot_layer_scores(
     stages: Sequence[StageScores], *, head: int | None = None, title: str = "Which layer reads which"
 ) -> Figure:
-    """Heatmaps of layer-by-layer scores, one for each stage, averaged over images (the paper's Figure 1a).
+    """Plots a heatmap of the scores between layers for each stage, averaged over images (MRLA, Figure 1a).
 
     Args:
-        stages: what `interlayer.layer_scores` returned.
-        head: one head; None for the mean over heads.
-        title: the title of the whole picture.
+        stages: the result of `interlayer.layer_scores`.
+        head: index of the head to plot; the mean over heads if None.
+        title: title of the figure.
     """
     from matplotlib.figure import Figure
 
@@ -36,7 +36,7 @@ def plot_layer_scores(
         scores = scores.mean(0) if head is None else scores[head]
         size = len(scores)
         largest = max(float(scores.abs().max()), 1e-12)
-        lowest = 0.0 if float(scores.min()) >= 0 else -largest  # lambda may be negative: then white is zero
+        lowest = 0.0 if float(scores.min()) >= 0 else -largest  # lambda may be negative; white is zero then
         shown = scores.masked_fill(scores.new_ones(size, size).triu(1).bool(), float("nan"))
         image = axes.imshow(
             shown.cpu().numpy(), vmin=lowest, vmax=largest, cmap="viridis" if lowest == 0 else "RdBu_r", origin="upper"
@@ -54,10 +54,10 @@ def plot_layer_scores(
 
 
 def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -> Figure:
-    """The L1 norms of shared 1x1 weights with their exponential fits (RLA, Figure 2), one panel for each network.
+    """Plots the L1 norms of shared 1x1 weights with their exponential fits (RLA, Figure 2), one panel per network.
 
     Args:
-        panels: by what the weights are shared ("lag" or "ordinal"), and what `shared_weights` returned.
+        panels: for each network, how the weights are shared ("lag" or "ordinal") and the result of `shared_weights`.
     """
     from matplotlib.figure import Figure
 
@@ -67,16 +67,16 @@ def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (by, stages) in zip(grid, panels, strict=True):
         for number, stage in enumerate(stages):
-            places = range(1, len(stage.norms) + 1)
-            colour = f"C{number}"
-            axes.plot(places, stage.norms, "o", color=colour, markersize=4)
+            positions = range(1, len(stage.norms) + 1)
+            color = f"C{number}"
+            axes.plot(positions, stage.norms, "o", color=color, markersize=4)
             label = f"stage {stage.stage}, R² = {stage.r_squared:.2f}"
-            axes.plot(places, stage.fitted, "-", color=colour, label=label)
+            axes.plot(positions, stage.fitted, "-", color=color, label=label)
         axes.set_title(f"shared by {by}", fontsize=10)
         axes.set_xlabel("lag" if by == "lag" else "layer" if by == "ordinal" else by)
         axes.legend(fontsize=8)
     highest = max(max((*stage.norms, *stage.fitted)) for _, stages in panels for stage in stages)
-    grid[0].set_ylim(0, 1.06 * highest)  # of all panels, which share the axis
+    grid[0].set_ylim(0, 1.06 * highest)  # the panels share the axis
     grid[0].set_ylabel("mean |weight|")
     return figure
 

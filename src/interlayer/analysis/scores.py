@@ -1,4 +1,4 @@
-"""Which layer reads which: the attention scores of a stage as a layer-by-layer matrix (the paper's Figure 1a)."""
+"""Attention scores between the layers of a stage, as a matrix (MRLA, Figure 1a)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..mechanisms import LayerAttention, MRLALight
 
 @dataclass(frozen=True)
 class StageScores:
-    """The scores of one stage of T layers.
+    """Scores of one stage of T layers.
 
     Args:
-        name: the stage, by the names of its first and last block.
+        name: name of the stage, made of the names of its first and last block.
         blocks: names of the T blocks.
-        scores: [B, heads, T, T]; entry (t, s) is the weight with which layer t reads layer s, zero for s > t.
+        scores: [B, heads, T, T]; entry (t, s) is the weight of layer s in the output of layer t, zero for s > t.
     """
 
     name: str
@@ -30,9 +30,9 @@ class StageScores:
 
 @contextmanager
 def capture_scores(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collect the scores of every attached layer attention during the forward passes inside the `with` block.
+    """Collects the scores of every attached layer attention during forward passes inside the `with` block.
 
-    Yields a dict that fills as the model runs: name of the mechanism -> [B, heads, t], of its last call.
+    Yields a dict that maps the name of each mechanism to the scores of its last call, [B, heads, t].
     """
     captured: dict[str, Tensor] = {}
     handles = []
@@ -53,16 +53,16 @@ def capture_scores(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 @torch.no_grad()
 def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
-    """Run `images` through `model` in eval mode and return, stage by stage, which layer read which.
+    """Runs `model` on `images` in eval mode and returns the scores between the layers of each stage.
 
-    For MRLABase, MLA and MRLALinear, entry (t, s) is the attention weight; rows sum to one. For MRLALight it is the
-    weight of V_s in O_t by the second equality of Eq. 8, lambda_t ... lambda_{s+1} times the gate of layer s, averaged
-    over the channels of a head (in a transformer, norms between layers left aside). In the published reading of
-    MRLALight, (t, t) is the gate and (t, t - 1) the mean lambda on the block's shortcut.
+    For MRLABase, MLA and MRLALinear, entry (t, s) is the attention weight, and rows sum to one. For MRLALight, it is
+    the weight of V_s in O_t by the second equality of Eq. 8, lambda_t ... lambda_{s+1} times the gate of layer s,
+    averaged over the channels of a head (norms between the layers of a transformer are ignored). In the published
+    reading of MRLALight, (t, t) is the gate and (t, t - 1) the mean lambda on the shortcut of the block.
 
     Args:
         model: a model with layer attention attached.
-        images: [B, C, H, W], as the model takes them.
+        images: preprocessed images, [B, C, H, W].
     """
     stages: dict[int, list[tuple[str, LayerAttention]]] = {}
     for name, block in attached_blocks(model):
@@ -109,8 +109,8 @@ def _light_matrix(rows: list[Tensor], mechanisms: list[LayerAttention]) -> Tenso
                 break
             if reader.decay is not None:
                 carried = carried * reader.decay.float()
-            of_heads = carried.unflatten(0, (heads, -1)).mean(-1)
-            matrix[:, :, t, s] = of_heads if reader.reads_shortcut else of_heads * gates[s]
+            head_means = carried.unflatten(0, (heads, -1)).mean(-1)
+            matrix[:, :, t, s] = head_means if reader.reads_shortcut else head_means * gates[s]
             if reader.reads_shortcut:
                 break
     return matrix

@@ -1,4 +1,4 @@
-"""How strongly layers at each distance are read: the 1x1 weights that a DenseNet's layers share (RLA, Figure 2)."""
+"""Norms of the 1x1 weights that the layers of a DenseNet share, by the distance between layers (RLA, Figure 2)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ WEIGHT = re.compile(r"stages\.(\d+)\.shared\.conv\.weight$")
 
 @dataclass(frozen=True)
 class SharedWeights:
-    """The shared weights of one stage.
+    """Norms of the shared weights of one stage.
 
     Args:
-        stage: its number, from 1.
-        norms: the mean absolute weight of each lag, or of each ordinal, 1 first.
-        amplitude, rate: of the exponential a exp(-r l) that fits them best; not a number where none was found.
-        r_squared: the share of their variance that it explains.
+        stage: number of the stage, starting from 1.
+        norms: mean absolute weight for each lag or ordinal, starting from 1.
+        amplitude: a of the fitted exponential a exp(-r l); NaN if the fit failed.
+        rate: r of the fitted exponential; NaN if the fit failed.
+        r_squared: fraction of the variance of the norms that the fit explains.
     """
 
     stage: int
@@ -35,11 +36,11 @@ class SharedWeights:
 
 
 def shared_weights(state_dict: Mapping[str, Tensor], *, growth: int = 12) -> list[SharedWeights]:
-    """The L1 norms of the shared 1x1 weights of a Shared-Lag or Shared-Ordinal DenseNet, and their exponential fits.
+    """Returns the L1 norms of the shared 1x1 weights of a Shared-Lag or Shared-Ordinal DenseNet with exponential fits.
 
     Args:
-        state_dict: its weights.
-        growth: channels of each layer.
+        state_dict: state dict of the network.
+        growth: growth rate, the number of output channels of each layer.
     """
     found = {int(match[1]): tensor for name, tensor in state_dict.items() if (match := WEIGHT.search(name))}
     if not found:
@@ -59,14 +60,14 @@ def shared_weights(state_dict: Mapping[str, Tensor], *, growth: int = 12) -> lis
 
 
 def _fitted(stage: int, norms: np.ndarray) -> SharedWeights:
-    from scipy.optimize import curve_fit  # takes a second to import
+    from scipy.optimize import curve_fit  # imported here because it takes a second
 
     lags = np.arange(1, len(norms) + 1)
     try:
         (amplitude, rate), _ = curve_fit(
             lambda lag, amplitude, rate: amplitude * np.exp(-rate * lag), lags, norms, p0=(norms[0], 0.1), maxfev=10_000
         )
-    except (RuntimeError, TypeError):  # no exponential fits, or there are fewer points than it has numbers
+    except (RuntimeError, TypeError):  # the fit did not converge, or has fewer points than parameters
         return SharedWeights(stage, norms, *[float("nan")] * 3)
     residual = float(((norms - amplitude * np.exp(-rate * lags)) ** 2).sum())
     total = float(((norms - norms.mean()) ** 2).sum())

@@ -1,4 +1,4 @@
-"""Models by name: building them, loading their weights, converting published checkpoints."""
+"""Named models: construction, loading of weights, and conversion of published checkpoints."""
 
 from .build import ModelError, build_network
 from .checkpoints import CheckpointError, save_weights

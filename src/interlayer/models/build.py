@@ -1,6 +1,6 @@
 """Builds a network from its name: NAME, or NAME+MECHANISM:OPTION=VALUE to attach mechanisms to a backbone.
 
-Every place that takes the name of a model, in recipes and on the command line, builds it here.
+All names of models in recipes and on the command line are resolved here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .weights import classifier_parameters, start_from
 
 
 class ModelError(ValueError):
-    """The network cannot be built as it is named; the message says why."""
+    """The network cannot be built from its name; the message states the reason."""
 
 
 def parse_value(text: str) -> Any:
-    """Parses the text of an option as YAML; text that is not valid YAML is returned as it is.
+    """Parses the text of an option as YAML; text that is not valid YAML is returned unchanged.
 
     >>> parse_value("true"), parse_value("[6, 6]"), parse_value("end")
     (True, [6, 6], 'end')
@@ -53,7 +53,7 @@ def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
 
 
 def plain_name(name: str) -> str:
-    """Returns the name of the backbone that a network extends; a plain backbone's own name is returned as it is."""
+    """Returns the name of the backbone that a network extends, or the name itself for a plain backbone."""
     backbone, mechanisms = split_name(name)
     return backbone if mechanisms else backbone_of(backbone)
 
@@ -72,28 +72,28 @@ def build_network(
     zero_head: bool = False,
     batch_norm_momentum: float | None = None,
 ) -> nn.Module:
-    """Builds a network and attaches the mechanisms that its name asks for.
+    """Builds a network and attaches the mechanisms in its name.
 
     Args:
-        name: a name that timm knows, NAME+MECHANISM, or several mechanisms with options such as
+        name: name of a timm model, NAME+MECHANISM, or several mechanisms with options such as
             "deit_small_patch16_224+cb:scaled=true+mrla_light".
-        num_classes: number of classes; the model's own if None.
-        pretrained: whether the backbone starts from its pretrained weights.
-        image_size: size of the images; networks that are built for one size are built for this one.
-        drop_rate: dropout before the classifier.
-        drop_path_rate: stochastic depth of the backbone, which mechanisms that support it share.
-        model_options: further options of ``timm.create_model``.
-        attach_options: further options of `interlayer.attach`, for a name with exactly one mechanism.
-        weights: a file of weights that the network starts from; see `start_from`.
-        zero_head: whether the classifier starts at zero.
+        num_classes: number of classes; the default of the model if None.
+        pretrained: whether to load the pretrained weights of the backbone.
+        image_size: size of the images, for which networks with a fixed input size are built.
+        drop_rate: dropout rate before the classifier.
+        drop_path_rate: stochastic depth rate of the backbone, also used by mechanisms that support it.
+        model_options: additional options of ``timm.create_model``.
+        attach_options: additional options of `interlayer.attach`, for a name with exactly one mechanism.
+        weights: path of a file of initial weights; see `start_from`.
+        zero_head: whether to initialize the classifier to zero.
         batch_norm_momentum: momentum of every batch norm, in PyTorch's convention (the weight of the new batch).
 
     Mechanisms with the option ``init`` default to ``init="identity"`` if the network starts from trained weights.
 
     Raises:
-        ModelError: the name is not known or its options do not fit.
-        AttachError: the network has no place for a mechanism.
-        CheckpointError: the file of weights does not fit the network.
+        ModelError: the name or an option is not known.
+        AttachError: the mechanism cannot be attached to the network.
+        CheckpointError: the weights do not fit the network.
 
     >>> build_network("resnet18+mrla_light:channels_per_head=16", num_classes=10)
     """
@@ -115,7 +115,7 @@ def build_network(
     network = _create(backbone, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
     defaults: dict[str, Any] = {}
     if pretrained or weights:
-        defaults["init"] = "identity"  # trained weights keep their function at the start
+        defaults["init"] = "identity"  # a trained network initially computes the same function
     if drop_path_rate:
         defaults["drop_path"] = "backbone"
     for mechanism, inline in mechanisms:
@@ -135,14 +135,14 @@ def build_network(
 def _create(
     name: str, options: dict[str, Any], *, num_classes: int | None, pretrained: bool, image_size: int | None
 ) -> nn.Module:
-    implied = {"pretrained": pretrained} | ({} if num_classes is None else {"num_classes": num_classes})
+    defaults = {"pretrained": pretrained} | ({} if num_classes is None else {"num_classes": num_classes})
     try:
         if image_size and "img_size" not in options:
-            try:  # networks whose position embeddings are made for one size
-                return timm.create_model(name, **{**implied, "img_size": image_size, **options})
+            try:  # networks with position embeddings for a fixed size
+                return timm.create_model(name, **{**defaults, "img_size": image_size, **options})
             except TypeError:
                 pass
-        return timm.create_model(name, **{**implied, **options})
+        return timm.create_model(name, **{**defaults, **options})
     except (TypeError, RuntimeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ModelError(f"{name} cannot be built{f' with {given}' if given else ''}: {reason(error)}") from error
@@ -151,8 +151,8 @@ def _create(
 def _attach(
     network: nn.Module, mechanism: str, options: dict[str, Any], defaults: dict[str, Any], image_size: int | None
 ) -> nn.Module:
-    takes = hosts.options_of(mechanism)
-    options = {name: value for name, value in defaults.items() if name in takes} | options
+    supported = hosts.options_of(mechanism)
+    options = {name: value for name, value in defaults.items() if name in supported} | options
     if image_size:
         options.setdefault("image_size", image_size)
     try:
@@ -162,7 +162,7 @@ def _attach(
 
 
 def check_size(network: nn.Module, name: str, size: int) -> None:
-    """Raises if the network does not take images of ``size`` x ``size`` pixels."""
+    """Raises a ModelError if the network does not accept images of ``size`` x ``size`` pixels."""
     image = torch.zeros(2, 3, size, size)
     try:
         with hosts.evaluating(network), torch.no_grad():

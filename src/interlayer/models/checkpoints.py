@@ -1,7 +1,8 @@
-"""Checkpoint files: reading, writing, and the descriptions of mechanisms that are kept beside the tensors.
+"""Reading and writing of checkpoint files, including the descriptions of mechanisms.
 
-A description holds what the tensors of a mechanism do not tell, such as its reading and its channels per head. It is
-stored in the metadata of a .safetensors file, and by ``torch.save`` in the metadata of a state dict.
+A description holds the options of a mechanism that cannot be inferred from its tensors, such as its reading and its
+channels per head. It is stored in the metadata of a .safetensors file, and by ``torch.save`` in the metadata of a state
+dict.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ Descriptions = dict[str, dict[str, str]]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read, or does not fit; the message says what and why."""
+    """A checkpoint cannot be read or does not fit the model; the message states the reason."""
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Descriptions]:
-    """Reads the state dict and the descriptions of a .safetensors file or a PyTorch file, without running its code."""
+    """Reads the state dict and the descriptions of a .safetensors file or a PyTorch file, without executing code."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
@@ -58,9 +59,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Descr
 def save_weights(
     model: nn.Module, path: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Writes the weights of `model` (or `state_dict` in their place) and its description to a .safetensors file.
+    """Writes the weights of `model` (or `state_dict` instead) and its description to a .safetensors file.
 
-    The file appears under its name only when it is complete.
+    The file is written atomically.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -72,7 +73,7 @@ def save_weights(
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes a .safetensors file that appears under its name only when it is complete."""
+    """Writes a .safetensors file atomically."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
@@ -101,7 +102,7 @@ def named_tensors(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def unwrap(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of a checkpoint, without wrappers and without prefixes such as "module." of all names."""
+    """Returns the tensors of a checkpoint by name, without wrappers and without common prefixes such as "module."."""
     tensors = named_tensors(checkpoint)
     if not tensors:
         raise CheckpointError("the checkpoint holds no tensors under any of " + ", ".join(WRAPPERS))
@@ -110,12 +111,12 @@ def unwrap(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def describe(model: nn.Module) -> Descriptions:
-    """Returns what the tensors of each mechanism do not tell: mechanism, reading, channels per head."""
+    """Returns the description of each mechanism, such as its class, reading and channels per head."""
     return {name: module.describe() for name, module in model.named_modules() if hasattr(module, "describe")}  # type: ignore[operator]
 
 
 def recorded_descriptions(checkpoint: Mapping[str, Any]) -> Descriptions:
-    """Returns the descriptions that ``torch.save`` keeps beside a state dict, by the names without wrappers."""
+    """Returns the descriptions in the metadata of a state dict, by names without wrappers."""
     state_dict = _innermost(checkpoint)
     prefix = _wrapping_prefix([n for n, v in state_dict.items() if isinstance(v, Tensor) and isinstance(n, str)])
     metadata = getattr(state_dict, "_metadata", {})
@@ -123,10 +124,10 @@ def recorded_descriptions(checkpoint: Mapping[str, Any]) -> Descriptions:
 
 
 def check_description(recorded: Mapping[str, dict[str, str]], model: nn.Module) -> None:
-    """Raises if what a file records of its mechanisms differs from those of `model`.
+    """Raises a CheckpointError if the recorded mechanisms of a file differ from those of `model`.
 
-    A mechanism without tensors of its own is not missed by name. Such a class names the options that decide its places
-    in `placement_options`, and its places in the file and in the model must be the same.
+    A mechanism without tensors is not detected by missing or unexpected names. Its class lists the options that
+    determine where it is attached in `placement_options`, and its locations in the file and the model must be equal.
     """
     ours = describe(model)
     for name, saved in recorded.items():
@@ -136,13 +137,13 @@ def check_description(recorded: Mapping[str, dict[str, str]], model: nn.Module) 
     for mechanism in sorted({entry.get("mechanism", "") for entry in recorded.values()}):
         kind = classes.get(mechanism)
         options = getattr(kind, "placement_options", ())
-        there, here = (
+        saved_names, own_names = (
             {name for name, entry in entries.items() if entry.get("mechanism") == mechanism}
             for entries in (recorded, ours)
         )
-        if options and there != here:
-            name = min(there ^ here)
-            was, has = ("with", "has none") if name in there else ("without", "has it")
+        if options and saved_names != own_names:
+            name = min(saved_names ^ own_names)
+            was, has = ("with", "has none") if name in saved_names else ("without", "has it")
             raise CheckpointError(
                 f"the weights were saved {was} {kind.title} at {name}, where this model {has}: attach it with the same "  # type: ignore[union-attr]
                 f"{' and '.join(options)} to load them"
@@ -150,7 +151,7 @@ def check_description(recorded: Mapping[str, dict[str, str]], model: nn.Module) 
 
 
 def _wrapping_prefix(names: Collection[str]) -> str:
-    """Returns what DDP, torch.compile and the like put before every name."""
+    """Returns the prefix that wrappers such as DDP and torch.compile add to every name."""
     prefix = ""
     while wrappers := [w for w in ("module.", "_orig_mod.") if names and all(n.startswith(prefix + w) for n in names)]:
         prefix += wrappers[0]
@@ -164,7 +165,7 @@ def _innermost(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies tensors that share storage, such as tied weights: safetensors stores each on its own."""
+    """Copies tensors that share storage, such as tied weights, because safetensors does not support shared storage."""
     seen: set[int] = set()
     for name, tensor in tensors.items():
         pointer = tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""timm's model configuration for the models of this library."""
+"""Configurations of the models of this library, in the format of timm."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def default_config(**changes: Any) -> dict[str, Any]:
-    """Returns a configuration without weights: ImageNet's normalisation, 1000 classes, 224 pixels, unless changed."""
+    """Returns a configuration without weights, by default for 1000 classes, 224 pixels and ImageNet normalization."""
     return {
         "url": "",
         "num_classes": 1000,
@@ -36,7 +36,7 @@ def config_like(backbone: str, **changes: Any) -> dict[str, Any]:
 
 
 def cifar_config(**changes: Any) -> dict[str, Any]:
-    """Returns the configuration of a network for CIFAR-10 whose classifier is `head`."""
+    """Returns the configuration of a network for CIFAR-10 with the classifier `head`."""
     return default_config(
         num_classes=10,
         input_size=(3, 32, 32),
@@ -49,7 +49,7 @@ def cifar_config(**changes: Any) -> dict[str, Any]:
 
 
 def register_network(name: str, network: type[nn.Module], options: dict[str, Any], *, stages: int) -> None:
-    """Registers a network with timm. Its features are the outputs of its `stages` stages."""
+    """Registers a network with timm. Its feature maps are the outputs of its `stages` stages."""
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}

@@ -1,4 +1,4 @@
-"""Which models this library registers with timm: the rows of the papers in `rows/`, the networks in `networks/`."""
+"""Models that this library registers with timm: named models in `rows/` and networks in `networks/`."""
 
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -19,7 +19,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Raises if timm does not know a name, NAME or NAME.TAG; the message gives the nearest names."""
+    """Raises a ValueError that lists similar names if timm does not know a name, NAME or NAME.TAG."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         near = get_close_matches(architecture, timm.list_models(), n=3)

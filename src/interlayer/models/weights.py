@@ -1,13 +1,13 @@
 """Loading weights into a network.
 
-`match_tensors` compares the tensors at hand with those of a network. Every function that loads weights uses it, so that
-missing, unexpected and mismatched tensors read the same in every message:
+`match_tensors` compares tensors with those of a network. Every function that loads weights uses it, so that missing,
+unexpected and mismatched tensors are reported in the same way:
 
     ====================  =========================================================================================
-    `load_weights`        a file of this very model; every tensor must be there
-    `start_from`          a file that starts a network: mechanisms and a classifier of other size may be missing
-    `load_backbone`       a plain backbone's state dict into a network with mechanisms
-    `convert_checkpoint`  a checkpoint of the authors' programs (`interlayer.models.published`); loads nothing
+    `load_weights`        loads a file of the same model, strictly
+    `start_from`          loads initial weights; mechanisms may be missing, and the classifier may have another size
+    `load_backbone`       loads the state dict of a plain backbone into a network with mechanisms
+    `convert_checkpoint`  converts a checkpoint of the authors' programs (`interlayer.models.published`)
     ====================  =========================================================================================
 """
 
@@ -28,13 +28,13 @@ from .positions import fit_positions
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Which tensors have their place in a network.
+    """Result of matching tensors with a network by name and shape.
 
     Attributes:
-        placed: names of the tensors that fit.
-        missing: names of the network that the tensors lack.
-        unexpected: names of the tensors that the network lacks.
-        mismatched: names whose shapes differ, with both shapes.
+        placed: names of the tensors that match.
+        missing: names of tensors of the network that were not given.
+        unexpected: names of given tensors that the network does not have.
+        mismatched: names of tensors with different shapes, with both shapes.
     """
 
     placed: list[str]
@@ -44,7 +44,7 @@ class LoadReport:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing, unexpected or mismatched."""
+        """Whether no tensor is missing, unexpected or mismatched."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def check(self, what: str, remark: str = "") -> None:
@@ -63,9 +63,9 @@ def match_tensors(
     """Compares tensors with those that a network expects.
 
     Args:
-        tensors: the tensors at hand, by name.
+        tensors: the given tensors, by name.
         expected: the tensors of the network, by name.
-        optional: names of the network that may be missing.
+        optional: names of tensors of the network that may be missing.
     """
     shared = [name for name in tensors if name in expected]
     return LoadReport(
@@ -83,8 +83,8 @@ def match_tensors(
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Loads weights saved by `save_weights`, or any state dict of this model, strictly.
 
-    A file that was saved with another reading, mechanism or number of channels per head is refused and nothing is
-    loaded, because such files can hold equal tensors that mean different functions.
+    If the file was saved with another reading, mechanism or number of channels per head, an error is raised and nothing
+    is loaded, because tensors of equal names and shapes can compute different functions.
     """
     state_dict, descriptions = read_checkpoint(path)
     check_description(descriptions, model)
@@ -94,17 +94,17 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict: bool = True) -> LoadReport:
-    """Loads a plain backbone's weights into a model with attached mechanisms, whose own parameters stay as they are.
+    """Loads the weights of a plain backbone into a model with attached mechanisms, which keep their own parameters.
 
     Position embeddings of another image size are interpolated, as timm does.
 
     Args:
         model: a model with attached mechanisms.
-        state_dict: the weights of the same backbone without them.
-        strict: whether to raise, with nothing loaded, unless every entry has its place and the other way round.
+        state_dict: the state dict of the same backbone without mechanisms.
+        strict: whether to raise an error, without loading anything, unless all names and shapes match.
 
     Returns:
-        What was placed, and the names of what could not be.
+        The names of tensors that were loaded, missing, unexpected or mismatched.
     """
     expected = _without(model.state_dict(), _attached_names(model))
     tensors = hosts.as_wide_as(model, fit_positions(model, named_tensors(state_dict)))
@@ -118,12 +118,12 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
 
 
 def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
-    """Loads the weights in a file that a network starts from.
+    """Loads the initial weights of a network from a file.
 
-    The file may be that of a plain backbone: attached mechanisms that it lacks keep their own initialization. A
-    classifier of another number of classes keeps its own as well. Position embeddings of another image size are
-    interpolated, as timm does, and so are relative positions of local attention of another block and halo (HaloNet,
-    appendix E).
+    The file may contain the weights of a plain backbone: attached mechanisms that are missing keep their own
+    initialization, and so does a classifier with a different number of classes. Position embeddings of another image
+    size are interpolated, as timm does, and so are relative positions of local attention with another block and halo
+    (HaloNet, appendix E).
     """
     state_dict, descriptions = read_checkpoint(path)
     tensors, descriptions = fit_halo_tables(network, unwrap(state_dict), descriptions)
@@ -142,7 +142,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
 
 
 def classifier_parameters(network: Any) -> list[nn.Parameter]:
-    """Returns the parameters of a timm model's classifier, or of all its classifiers."""
+    """Returns the parameters of the classifier of a timm model, or of all its classifiers."""
     classifier = network.get_classifier()
     heads = classifier if isinstance(classifier, (tuple, list)) else [classifier]
     return [parameter for head in heads for parameter in head.parameters()]

@@ -1,4 +1,4 @@
-"""Plain functions on tensors. Each has a reference that defines what it computes."""
+"""Functions on tensors. Each one has a reference implementation in plain PyTorch that defines its result."""
 
 from .attention import attention
 from .broadcast_context import broadcast_context
@@ -9,12 +9,13 @@ from .layer_attention import depthwise_value, layer_attention, light_attention, 
 from .layer_norm import layer_norm
 from .mixed_attention import mixed_attention
 from .pointwise import pointwise
-from .residual_end import residual_end
+from .residual_end import BatchNormArguments, residual_end
 from .shrink import shrink
 
 choose_from_environment()
 
 __all__ = [
+    "BatchNormArguments",
     "attention",
     "backend",
     "backends",

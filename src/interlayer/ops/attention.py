@@ -1,8 +1,8 @@
-"""Multi-head attention of tokens.
+"""Multi-head attention over tokens.
 
 o_i = softmax(q_i k_iᵀ s) v_i       for each head i
 
-q        [B, n, heads d]     tokens, the channels of one head after another
+q        [B, n, heads d]     tokens; the channels of a head are contiguous
 k, v     [B, n', heads d]
 result   [B, n, heads d]
 """
@@ -18,7 +18,7 @@ from .dispatch import Implementation, Operation
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, scale: float) -> Tensor:
-    """Compute multi-head attention.
+    """Computes multi-head attention.
 
     See the module docstring for the equation.
 
@@ -27,14 +27,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, scale: float) -> T
         k: Keys, [B, n', C].
         v: Values, [B, n', C].
         heads: The number of heads.
-        scale: s.
+        scale: The factor s of the scores.
     """
     check_tokens(q, k, v, heads)
     return attention_operation(q, k, v, heads, scale)
 
 
 def check_tokens(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
-    """Raise an error if the shapes do not fit together."""
+    """Raises a ValueError if the shapes are inconsistent."""
     fits = q.dim() == k.dim() == 3 and k.shape == v.shape and q.shape[::2] == k.shape[::2]
     if heads < 1 or not fits or q.shape[2] % heads:
         raise ValueError(
@@ -44,7 +44,7 @@ def check_tokens(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
 
 
 def split_heads(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Iterator[Tensor]:
-    """Return each of the three as [B, heads, n, d]."""
+    """Reshapes queries, keys and values to [B, heads, n, d]."""
     return (x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2) for x in (q, k, v))
 
 
@@ -56,7 +56,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Ten
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
-    """Calls torch's scaled_dot_product_attention."""
+    """Calls :func:`torch.nn.functional.scaled_dot_product_attention`."""
     queries, keys, values = split_heads(q, k, v, heads)
     return F.scaled_dot_product_attention(queries, keys, values, scale=scale).transpose(1, 2).flatten(2)
 

@@ -1,4 +1,4 @@
-"""The state of autocast on a tensor's device. The "meta" device, which autocast does not know, is supported too."""
+"""The state of autocast on the device of a tensor, also on the "meta" device, which autocast does not support."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def autocast_type(x: Tensor) -> torch.dtype | None:
-    """The dtype of autocast on the device of `x`, or None if autocast is disabled."""
+    """Returns the autocast dtype of the device of `x`, or None if autocast is disabled."""
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
@@ -18,5 +18,5 @@ def autocast_type(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Context manager that disables autocast on the device of `x`."""
+    """Returns a context manager that disables autocast on the device of `x`."""
     return nullcontext() if autocast_type(x) is None else torch.autocast(x.device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""Context broadcasting: the average token is added to every token.
+"""Context broadcasting (CB): adds the average token to every token.
 
 Paper: Scratching Visual Transformer's Back with Uniform Attention, ICCV 2023, section 3.2.
 
@@ -6,7 +6,7 @@ Paper: Scratching Visual Transformer's Back with Uniform Attention, ICCV 2023, s
     CB_S  y_i = x_i + Λ ⊙ mean over tokens j of x_j
 
     x      [B, N, C], or [B, H, W, C]
-    scale  [C]: Λ; None for CB
+    scale  [C]: Λ, or None for CB
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .dispatch import Operation, triton_implementation
 
 
 def broadcast_context(x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Compute CB, or CB_S if a scale is given.
+    """Computes CB, or CB_S if a scale is given.
 
     See the module docstring for the equations.
 
@@ -36,12 +36,12 @@ def broadcast_context(x: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 def _reference(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Averages the tokens in one pass and adds the average in another."""
+    """Averages the tokens in one pass and adds the average in a second pass."""
     return _Broadcast.apply(x) if scale is None else add_average(x, _average(x), scale)
 
 
 def add_average(x: Tensor, average: Tensor, scale: Tensor | None) -> Tensor:
-    """Combine tokens with an average that is given: CB, or CB_S if a scale is given."""
+    """Combines tokens with their precomputed average: CB, or CB_S if a scale is given."""
     return torch.lerp(x, average, 0.5) if scale is None else torch.addcmul(x, scale.to(x.dtype), average)
 
 
@@ -50,7 +50,7 @@ def _average(x: Tensor) -> Tensor:
 
 
 class _Broadcast(torch.autograd.Function):
-    """Eq. 1. The map is linear and its matrix symmetric, so its backward pass is the map itself."""
+    """Computes Eq. 1. The map is linear and its matrix is symmetric, so the backward pass is the same map."""
 
     generate_vmap_rule = True
 

@@ -1,14 +1,13 @@
 """The backend that the calling thread or asyncio task has chosen.
 
-The choice is a context variable: it is visible in the thread or task that made it and nowhere else. Two readers need
-help:
+The choice is stored in a context variable, which only the thread or task that set it can see. Two cases need special
+treatment:
 
-- Dynamo cannot read a context variable in every version of torch that is supported. It reads this module's attribute
-  `CURRENT` instead, which `__getattr__` computes. Dynamo evaluates such an attribute while it traces, and again in a
-  guard before it runs the compiled code, in the thread or task that calls it. Another choice therefore runs other
-  compiled code.
-- Autograd runs the backward pass of a GPU in threads of its own. torch 2.15 hands them the context of the thread or
-  task that called `backward()`, torch 2.11 does not: there they use the choice that was made last in the process.
+- Dynamo cannot read a context variable in every supported version of torch. It reads the attribute `CURRENT` of this
+  module instead, which `__getattr__` computes. Dynamo evaluates such an attribute during tracing, and again in a guard
+  before it runs the compiled code, in the thread or task that calls it. Each choice thus has its own compiled code.
+- Autograd runs the backward pass on a GPU in threads of its own. torch 2.15 passes them the context of the thread or
+  task that called `backward()`. torch 2.11 does not, and they use the most recent choice in the process instead.
 """
 
 import sys
@@ -25,15 +24,15 @@ AUTO = "auto"
 REFERENCE = "reference"
 
 _chosen: ContextVar[str | None] = ContextVar("interlayer_backend", default=None)
-_default = AUTO  # for the whole process
-_entered: list["_Entered"] = []  # the `with` blocks that the process is in, the latest last
+_default = AUTO  # used by threads and tasks that have not chosen a backend
+_entered: list["_Entered"] = []  # the open `with` blocks of the process, most recent last
 _this_module = sys.modules[__name__]
 
 
 class _Traced(threading.local):
-    """A choice made inside a function that Dynamo traces, which cannot set a context variable."""
+    """A choice made inside a function traced by Dynamo, which cannot set a context variable."""
 
-    def __init__(self) -> None:  # not a class attribute: Dynamo guards on what is in the instance
+    def __init__(self) -> None:  # not a class attribute: Dynamo guards on instance attributes
         self.name: str | None = None
 
 
@@ -41,7 +40,7 @@ _traced = _Traced()
 
 
 def current() -> str:
-    """The name of the backend in effect."""
+    """Returns the name of the backend in effect."""
     if is_dynamo_compiling():
         return _traced.name or _this_module.CURRENT  # type: ignore[no-any-return]
     name = _chosen.get()
@@ -51,10 +50,10 @@ def current() -> str:
 
 
 def _choice_of_caller() -> str:
-    """In a thread of autograd's, the choice of the thread that called `backward()`; elsewhere the default."""
+    """Returns the choice of the caller of `backward()` in a thread of the autograd engine, otherwise the default."""
     if torch._C._current_graph_task_id() == -1:  # not in a backward pass
         return _default
-    if not isinstance(threading.current_thread(), threading._DummyThread):  # a thread that Python has started
+    if not isinstance(threading.current_thread(), threading._DummyThread):  # a thread started by Python
         return _default
     context = torch._C._get_obj_in_tls("context") if torch._C._is_key_in_tls("context") else None
     if context is not None:
@@ -70,14 +69,14 @@ def __getattr__(name: str) -> str:
 
 
 def set_default(name: str) -> None:
-    """Set the backend for every thread and task of the process that has not chosen one."""
+    """Sets the backend of all threads and tasks of the process that have not chosen one."""
     global _default
     _default = name
 
 
 @contextmanager
 def choose(name: str) -> Iterator[None]:
-    """Choose a backend for the calling thread or task, inside the `with` block."""
+    """Context manager that sets the backend of the calling thread or task."""
     if is_dynamo_compiling():
         before = _traced.name
         _traced.name = name
@@ -96,6 +95,6 @@ def choose(name: str) -> Iterator[None]:
         _entered.remove(entered)
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: blocks may be left in another order than they were entered
+@dataclass(frozen=True, eq=False)  # compared by identity: blocks may be exited in any order
 class _Entered:
     name: str

@@ -1,9 +1,9 @@
-"""Which implementation of an operation runs.
+"""Selection of the implementation that computes an operation.
 
-Every operation has a reference in plain PyTorch, which defines what it computes, and may have faster implementations.
-They are listed at the foot of the operation's file, in the order in which they are tried. Each one states its limits in
-one predicate, `unsupported_reason`. Under "auto" the first implementation that supports the arguments runs, and the
-reference runs if there is none. Choosing an implementation by name runs that one or raises an error with the reason.
+Every operation has a reference in plain PyTorch, which defines its result, and may have faster implementations. They
+are listed at the end of the operation's file, in the order in which they are tried. Each one states its limits in one
+predicate, `unsupported_reason`. With "auto", the first implementation that supports the arguments runs, or the
+reference if none does. An implementation chosen by name runs, or raises an error that states the reason.
 """
 
 import os
@@ -18,20 +18,21 @@ from .choice import AUTO, REFERENCE, choose, current, set_default
 
 Predicate = Callable[..., str | None]
 
-# The one reason for which an implementation chosen by name is skipped instead of raising an error.
+# The only reason for which an implementation chosen by name is skipped instead of raising an error.
 TRACED = "the operators called here are traced or transformed, which the kernel does not support"
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an operation.
+    """An implementation of an operation.
 
     Args:
-        name: The name that `backend` accepts.
-        function: The function that computes the operation. It has the signature of the reference.
+        name: The name accepted by `backend`.
+        function: The function that computes the operation, with the signature of the reference.
         unsupported_reason: A function with the same signature that returns why the arguments are not supported, or
             None if they are.
-        strict: Whether choosing the implementation by name raises an error for arguments that it does not support.
+        strict: Whether an error is raised if the implementation is chosen by name and does not support the arguments.
+            If False, the reference runs.
     """
 
     name: str
@@ -41,11 +42,11 @@ class Implementation:
 
 
 def triton_implementation(file: str, function: str | None = None, *, strict: bool = True) -> list[Implementation]:
-    """The kernel in `ops/_triton/<file>.py`, or an empty list on a platform without Triton.
+    """Returns the kernel in `ops/_triton/<file>.py` as a list, which is empty if Triton is not installed.
 
     Args:
-        file: The file's name, which is that of the operation's file.
-        function: The name of the function in that file; the file's own name by default.
+        file: The name of the file, without its extension.
+        function: The name of the function in that file. Default: `file`.
         strict: See `Implementation`.
     """
     if find_spec("triton") is None:
@@ -59,8 +60,8 @@ class Operation:
 
     Args:
         name: The operation's name in error messages.
-        reference: The function that defines what the operation computes.
-        implementations: The others, in the order in which they are tried.
+        reference: The function that defines the result.
+        implementations: The other implementations, in the order in which they are tried.
     """
 
     def __init__(
@@ -91,17 +92,17 @@ _OPERATIONS: dict[str, Operation] = {}
 
 
 def operation_named(name: str) -> Operation:
-    """The operation `name`, for the backward pass of one of its own implementations, which cannot import it."""
+    """Returns the operation `name`. Used by kernels, which cannot import the operation that lists them."""
     return _OPERATIONS[name]
 
 
 def is_chosen(name: str) -> bool:
-    """Whether the implementation `name` was chosen by name."""
+    """Returns whether the implementation `name` was chosen by name."""
     return current() == name
 
 
 def backends() -> list[str]:
-    """The names that `backend` accepts: "auto", "reference" and those of all implementations."""
+    """Returns the names accepted by `backend`: "auto", "reference" and the names of all implementations."""
     names = {i.name for operation in _OPERATIONS.values() for i in operation.implementations}
     return [AUTO, REFERENCE, *sorted(names)]
 
@@ -113,22 +114,30 @@ def _checked(name: str, source: str) -> str:
 
 
 def backend(name: str) -> AbstractContextManager[None]:
-    """Context manager that runs every operation called inside it on the implementation `name`.
+    """Context manager that selects the implementation of every operation called inside it.
 
-    An operation that has no implementation of that name runs its reference.
+    An operation without an implementation of that name runs its reference.
 
-    The choice holds for the thread or asyncio task that entered the context manager. A thread that is started inside it
-    does not inherit the choice; a task does, as it inherits every context variable. The environment variable
-    INTERLAYER_BACKEND sets the choice for all threads and tasks of a process that have made none.
+    The following threads and tasks see the choice:
+
+    - The thread or asyncio task that entered the context manager, until it exits. Other running threads and tasks are
+      not affected.
+    - asyncio tasks created inside the context manager, and functions run there by :func:`asyncio.to_thread`: they
+      inherit it like every context variable. A :class:`threading.Thread` or an executor's worker started inside it
+      does not inherit it, unless Python's ``thread_inherit_context`` flag is set. Enter the context manager in the
+      function that the thread runs instead.
+    - Backward passes called inside it. Autograd runs them in the calling thread on a CPU and in a thread of its own on
+      a GPU. In both cases, operations called there, such as the recomputation of a forward pass under gradient
+      checkpointing, use the choice of the thread or task that called ``backward()``. Enter the same backend for the
+      forward and the backward pass. Versions of torch that do not pass the caller's context to the GPU's thread, such
+      as 2.11, use the most recently entered context manager of the whole process that is still open; set
+      INTERLAYER_BACKEND instead if several threads train with different backends there.
+
+    Threads and tasks that have made no choice use the environment variable INTERLAYER_BACKEND, which is read when the
+    package is imported, or "auto" if it is not set.
 
     A function compiled by ``torch.compile`` is specialized for the choice in effect when it is called, and is
-    recompiled for another one. The context manager can be entered inside of a compiled function too.
-
-    The backward pass of a GPU runs in a thread of autograd's own. Operations that run there, such as the recomputation
-    of a forward pass under gradient checkpointing, use the choice of the thread or task that called ``backward()``:
-    enter the same backend around the forward and the backward pass. Versions of torch that do not hand their context
-    to that thread, such as 2.11, use the choice that was made last in the process; set INTERLAYER_BACKEND there if
-    several threads choose different backends and train at the same time.
+    recompiled for a different choice. The context manager can also be entered inside a compiled function.
 
     Args:
         name: "auto", "reference" or the name of an implementation.
@@ -142,5 +151,5 @@ def backend(name: str) -> AbstractContextManager[None]:
 
 
 def choose_from_environment() -> None:
-    """Apply INTERLAYER_BACKEND. Called once, after all operations have been defined."""
+    """Applies INTERLAYER_BACKEND. Called once, after all operations have been defined."""
     set_default(_checked(os.environ.get("INTERLAYER_BACKEND") or AUTO, "INTERLAYER_BACKEND"))

@@ -9,8 +9,8 @@
     bias_2     [C']: b_2
     result     [..., C']
 
-The backward pass of torch's modules needs the hidden features before and after the activation, each usually four times
-as wide as the tokens. The features before the activation are enough: the others can be recomputed from them.
+The backward pass of torch's modules uses the hidden features before and after the activation, each usually four times
+as wide as the tokens. It is sufficient to save the features before the activation and to recompute the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .once import once_differentiable
 
 
 def _reference(x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
-    """Apply two linear layers with a GELU between them.
+    """Applies two linear layers with a GELU between them.
 
     See the module docstring for the equation and the shapes.
     """
@@ -45,13 +45,13 @@ def _recompute_unsupported_reason(x: Tensor, *weights: Tensor) -> str | None:
 
 
 def _recompute(x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
-    """Saves only the hidden features before the activation."""
+    """Saves only the hidden features before the activation, and recomputes those after it."""
     result: Tensor = _FeedForward.apply(x, weight_1, bias_1, weight_2, bias_2, autocast_type(x))
     return result
 
 
 class _FeedForward(torch.autograd.Function):
-    """Casts to autocast's `dtype` itself, if there is one: each gradient is cast back once, and a bias's not at all."""
+    """Casts to the autocast dtype itself: each gradient is cast back once, and those of the biases never."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights_and_dtype: Any) -> Tensor:
@@ -86,21 +86,21 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _gelu_gradients(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The steps of the backward pass that read the hidden features.
+    """Computes the steps of the backward pass that read the hidden features.
 
     Args:
         x: The hidden features before the activation, [N, C].
         grad: The gradient of gelu(x), [N, C]. It may be overwritten.
 
     Returns:
-        The gradient of x, [N, C], gelu(x), [N, C], and the column sums of the former, [C].
+        The gradient of x, [N, C], gelu(x), [N, C], and the sum of the gradient over its rows, [C].
     """
     grad_x = torch.ops.aten.gelu_backward(grad, x)
     return grad_x, F.gelu(x), _column_sums(grad_x)
 
 
 def _column_sums(x: Tensor) -> Tensor:
-    """Sum [N, C] over its rows, accumulated in float32 at least: [C]."""
+    """Sums x, [N, C], over its rows: [C]. The sum is accumulated in float32 or float64."""
     return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
@@ -108,7 +108,7 @@ feed_forward = Operation(
     "feed_forward", _reference, [Implementation("recompute", _recompute, _recompute_unsupported_reason)]
 )
 
-# Steps of the backward pass, which may run where another backend was chosen: they are not strict.
+# Steps of the backward pass. They are not strict, because the chosen backend may be that of another operation.
 gelu_gradients = Operation(
     "gelu_gradients", _gelu_gradients, triton_implementation("feed_forward", "gelu_gradients", strict=False)
 )

@@ -1,27 +1,27 @@
-"""Blocked local self-attention: every block of queries attends to its neighbourhood.
+"""Blocked local self-attention: each block of queries attends to its neighborhood.
 
 Paper: Scaling Local Self-Attention for Parameter Efficient Visual Backbones (HaloNet), CVPR 2021, sections 2.1 and 2.2,
-Figures 1 and 2. The map is cut into blocks of b x b pixels. The queries of a block attend to the keys and values of the
-block and a halo of h pixels around it, (b + 2h)² pixels; a query at (i, j) gives a key at (y, x) the weight
+Figures 1 and 2. The map is divided into blocks of b x b pixels. The queries of a block attend to the keys and values
+of the block and of a halo of h pixels around it, (b + 2h)² pixels. A query at (i, j) gives a key at (y, x) the weight
 
     softmax over (y, x) of   s q · k + s' (q_rows · rel_rows[y - i] + q_cols · rel_cols[x - j])
 
-where q_rows and q_cols are the first and second half of the query's channels and the tables are shared by the heads.
+where q_rows and q_cols are the first and second half of the query's channels. The heads share the tables.
 
-    q      [B, heads d, ceil(H / stride), ceil(W / stride)]: query (i, j) stands at pixel (stride i, stride j)
+    q      [B, heads d, ceil(H / stride), ceil(W / stride)]: query (i, j) is at pixel (stride i, stride j)
     k      [B, heads d, H, W]
     v      [B, heads e, H, W]
     rel_rows, rel_cols   [2 (b + 2h) - 1, d / 2]: entry (b + 2h - 1) + (y - i)
     result [B, heads e, ceil(H / stride), ceil(W / stride)]
 
-Where the paper leaves a choice: s = s' = 1 / sqrt(d), so position and content are scaled alike. Pixels beyond the
-image are masked (`mask_padding=False` includes them with keys and values of zero). If the size of a map is not a
-multiple of b, its last blocks are cut off: they have fewer queries, and the neighbourhood of a whole block. Logits and
-softmax are computed in float32 (float64 for float64), except for the position term of the gathered implementation,
-which is computed in the dtype of the queries.
+The paper does not specify the following. s = s' = 1 / sqrt(d), so position and content have the same scale. Pixels
+outside the image are masked (`mask_padding=False` includes them with keys and values of zero). If the size of a map is
+not a multiple of b, its last blocks have fewer queries, but the neighborhood of a full block. Logits and softmax are
+computed in float32 (float64 for float64), except for the position term of the gathered implementation, which is
+computed in the dtype of the queries.
 
 `centered=True` is the window of stand-alone self-attention (SASA): each query attends to the keys at most h pixels away
-in both directions, whatever its block. A block as large as the map gives global attention.
+in both directions, regardless of its block. A block of the size of the map gives global attention.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HaloPlan:
 
     @property
     def window(self) -> int:
-        """The size of a neighbourhood in pixels, in each direction."""
+        """The size of a neighborhood in pixels, in each direction."""
         return self.block + 2 * self.halo
 
 
@@ -71,22 +71,22 @@ def halo_attention(
     scale: float | None = None,
     position_scale: float | None = None,
 ) -> Tensor:
-    """Compute the attention of each block's queries to its neighbourhood.
+    """Computes the attention of each block's queries to its neighborhood.
 
     See the module docstring for the equation and the shapes.
 
     Args:
-        q: Queries, [B, C, H, W], already subsampled if there is a stride.
+        q: Queries, [B, C, H, W], already subsampled if the stride is not 1.
         k: Keys, [B, C, H, W].
         v: Values, [B, C', H, W].
         rel_rows: The table of relative rows, or None for attention without positions.
         rel_cols: The table of relative columns, or None for attention without positions.
         heads: The number of heads.
-        block: b.
-        halo: h.
+        block: The size b of a block, in pixels.
+        halo: The width h of the halo, in pixels.
         stride: The number of pixels between queries.
         centered: Whether a query attends only to keys at most `halo` pixels away.
-        mask_padding: Whether pixels beyond the image are masked.
+        mask_padding: Whether pixels outside the image are masked.
         scale: The scale s of q · k. Default: 1 / sqrt(d).
         position_scale: The scale s' of the position term. Default: `scale`.
     """
@@ -100,8 +100,8 @@ def halo_attention(
 def _reference(
     q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
 ) -> Tensor:
-    """Computes one block after another."""
-    with without_autocast(q):  # which would compute the logits in a lower precision
+    """Computes the blocks sequentially."""
+    with without_autocast(q):  # autocast would compute the logits in a lower precision
         return _by_block(q, k, v, rel_rows, rel_cols, plan)
 
 
@@ -123,12 +123,12 @@ def _by_block(
             cols = torch.arange(-(-left // stride), -(-min(left + block, width) // stride), device=q.device)
             if not len(rows) or not len(cols):
                 continue
-            key_rows = torch.arange(top - halo, top + block + halo, device=q.device)  # where the keys stand
+            key_rows = torch.arange(top - halo, top + block + halo, device=q.device)  # positions of the keys
             key_cols = torch.arange(left - halo, left + block + halo, device=q.device)
             query = queries[:, :, :, rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
             near = (..., slice(top, top + window), slice(left, left + window))
             logits = plan.scale * torch.einsum("bhdij,bhdyx->bhijyx", query, keys[near])
-            below = key_rows - stride * rows[:, None]  # [queries' rows, keys' rows]
+            below = key_rows - stride * rows[:, None]  # [query rows, key rows]
             beside = key_cols - stride * cols[:, None]
             if rel_rows is not None and rel_cols is not None:
                 half = channels // 2
@@ -163,7 +163,7 @@ def _check(
     halo: int,
     stride: int,
 ) -> None:
-    """Raise an error if the arguments do not fit together."""
+    """Raises a ValueError if the arguments are inconsistent."""
     if block < 1 or halo < 0 or stride < 1 or heads < 1:
         raise ValueError(
             f"expected block, stride and heads of at least 1 and halo of at least 0, got {block=}, {halo=}, {stride=}, "
@@ -205,14 +205,14 @@ def _gathered_unsupported_reason(
 def _gathered(
     q: Tensor, k: Tensor, v: Tensor, rel_rows: Tensor | None, rel_cols: Tensor | None, plan: HaloPlan
 ) -> Tensor:
-    """Computes all blocks at once: gathers the neighbourhoods for scaled_dot_product_attention."""
+    """Computes all blocks at once: gathers the neighborhoods for scaled_dot_product_attention."""
     heads, block, halo, stride, window = plan.heads, plan.block, plan.halo, plan.stride, plan.window
     height, width = k.shape[2:]
-    side = block // stride  # queries of a block in each direction
+    side = block // stride  # the number of queries of a block in each direction
     down, across = -(-height // block), -(-width // block)
     margin = (halo, halo + -width % block, halo, halo + -height % block)
 
-    def neighbourhoods(x: Tensor) -> Tensor:  # [B, heads, blocks, window², channels]
+    def neighborhoods(x: Tensor) -> Tensor:  # [B, heads, blocks, window², channels]
         windows = F.pad(x, margin).unfold(2, window, block).unfold(3, window, block)
         return windows.unflatten(1, (heads, -1)).flatten(3, 4).flatten(4).permute(0, 1, 3, 4, 2)
 
@@ -232,17 +232,17 @@ def _gathered(
         bias = plan.position_scale * (row_logits[..., None] + col_logits[..., None, :]).flatten(3, 4).flatten(4)
     allowed = torch.ones(down, across, side, side, window, window, dtype=torch.bool, device=q.device)
     if plan.mask_padding:
-        rows = places + block * torch.arange(down, device=q.device)[:, None]  # [down, window]: where the keys stand
+        rows = places + block * torch.arange(down, device=q.device)[:, None]  # [down, window]: positions of the keys
         cols = places + block * torch.arange(across, device=q.device)[:, None]
         allowed &= ((rows >= 0) & (rows < height))[:, None, None, None, :, None]
         allowed &= ((cols >= 0) & (cols < width))[None, :, None, None, None, :]
     if plan.centered:
         allowed &= (offsets.abs() <= halo)[:, None, :, None] & (offsets.abs() <= halo)[None, :, None, :]
     allowed = allowed.flatten(0, 1).flatten(1, 2).flatten(2)  # [blocks, side², window²]
-    allowed = allowed | ~allowed.any(-1, keepdim=True)  # queries that only fill up a block: discarded below
+    allowed = allowed | ~allowed.any(-1, keepdim=True)  # padding queries, which are discarded below
     mask = bias.masked_fill(~allowed, float("-inf")) if bias.dim() > 1 else allowed
     result = F.scaled_dot_product_attention(
-        queries.flatten(3, 4), neighbourhoods(k), neighbourhoods(v), attn_mask=mask, scale=plan.scale
+        queries.flatten(3, 4), neighborhoods(k), neighborhoods(v), attn_mask=mask, scale=plan.scale
     )
     result = result.unflatten(3, (side, side)).unflatten(2, (down, across))  # [B, heads, down, across, side, side, e]
     result = result.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4).flatten(1, 2)

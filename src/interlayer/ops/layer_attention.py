@@ -1,14 +1,14 @@
-"""Attention of one layer over the layers of its stage.
+"""Attention of a layer to the layers of its stage.
 
 Paper: Cross-Layer Retrospective Retrieving via Layer Attention (MRLA), ICLR 2023, sections 3 and 4, appendix A.3.
 
-A layer is a token: its query and key are vectors, its value is a whole feature map. Shapes used here:
+Each layer is a token: its query and key are vectors, its value is a feature map. Shapes:
 
     query, key    [B, D]        D = heads x key channels per head
     value, x      [B, C, H, W]  any memory format; C = heads x channels per head
-    scores        [B, heads, t] one weight for each of the t layers attended to
+    scores        [B, heads, t] one weight for each of the t layers
 
-Scores are computed in float32 (float64 for float64 input), whatever the maps are stored in.
+Scores are computed in float32 (float64 for float64 input), regardless of the dtype of the maps.
 """
 
 from collections.abc import Sequence
@@ -20,33 +20,32 @@ from torch import Tensor
 
 from .dispatch import Operation
 
-LINEAR_EPS = 1e-6  # added to the normaliser of the linearised form
+LINEAR_EPS = 1e-6  # added to the denominator of the linearized form
 
 
 def _depthwise_value(x: Tensor, weight: Tensor | None, *, gelu: bool = False) -> Tensor:
-    """The value map V of a layer: a k x k depthwise convolution of its output, or the output itself.
+    """Computes the value map V of a layer: a k x k depthwise convolution of its output, or the output itself.
 
     Args:
-        x: the layer's output, [B, C, H, W].
-        weight: [C, 1, k, k], or None for V = x.
-        gelu: apply GELU to the result (Algorithm 4, line 13).
+        x: The output of the layer, [B, C, H, W].
+        weight: The weight of the convolution, [C, 1, k, k], or None for V = x.
+        gelu: Whether to apply GELU to the result (Algorithm 4, line 13).
     """
     value = x if weight is None else F.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=x.shape[1])
     return F.gelu(value) if gelu else value
 
 
 def head_scores(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """q · k / sqrt(d) of every head: [B, D], [B, D] -> [B, heads]."""
+    """Computes q · k / sqrt(d) for each head: [B, D], [B, D] -> [B, heads]."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     product = (query.to(dtype) * key.to(dtype)).unflatten(-1, (heads, -1))
     return product.sum(-1) * product.shape[-1] ** -0.5
 
 
 def weighted_sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """Sum over layers s of weights[:, h, s] times head h of values[s].
+    """Computes the sum over layers s of weights[:, h, s] times head h of values[s].
 
-    Each value is read where it lies: nothing is stacked, so what a stage keeps for its backward pass is every value
-    map once and the weights.
+    The values are not stacked, so a stage saves each value map only once for its backward pass.
     """
     heads = weights.shape[1]
     weights = weights.to(values[0].dtype)[..., None, None, None]  # [B, heads, t, 1, 1, 1]
@@ -67,16 +66,17 @@ def _light_attention(
     heads: int,
     gelu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """MRLA-light (Eq. 8 and 9): O = sigmoid(q · k / sqrt(d)) V + lambda ⊙ O_previous.
+    """Computes MRLA-light (Eq. 8 and 9): O = sigmoid(q · k / sqrt(d)) V + lambda ⊙ O_previous.
 
     Args:
-        x: the layer's output, [B, C, H, W], from which V is computed (see `depthwise_value`).
-        query, key: [B, D].
-        value_weight: [C, 1, k, k] or None.
-        previous: O of the layer before, broadcastable to x, or None where there is no memory.
+        x: The output of the layer, [B, C, H, W], from which V is computed (see `depthwise_value`).
+        query: The query of the layer, [B, D].
+        key: The key of the layer, [B, D].
+        value_weight: The weight of the convolution that computes V, [C, 1, k, k], or None for V = x.
+        previous: O of the previous layer, broadcastable to x, or None for attention without memory.
         decay: lambda, [C], or None for lambda = 1.
-        heads: number of heads.
-        gelu: apply GELU to V.
+        heads: The number of heads.
+        gelu: Whether to apply GELU to V.
 
     Returns:
         O, [B, C, H, W], and the gates, [B, heads].
@@ -86,7 +86,7 @@ def _light_attention(
     output = _per_channel(gate, value) * value
     if previous is not None:
         previous = previous.to(output.dtype)
-        output = output + previous if decay is None else torch.addcmul(output, _map_of(decay, output), previous)
+        output = output + previous if decay is None else torch.addcmul(output, _as_map(decay, output), previous)
     return output, gate
 
 
@@ -100,23 +100,25 @@ def _layer_attention(
     heads: int,
     weighting: Literal["softmax", "linear"] = "softmax",
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Attention of a layer to the t layers of its stage so far, itself included (Eq. 4, 6 and 9).
+    """Computes the attention of a layer to the t layers of its stage so far, including itself (Eq. 4, 6 and 9).
 
     softmax: O = sum_s softmax_s(q · k_s / sqrt(d)) V_s.
     linear:  O = sum_s φ(q) · φ(k_s) V_s / (φ(q) · sum_s φ(k_s) + 1e-6), φ(z) = elu(z) + 1 (appendix A.3). The paper
-        writes the same sum as a recurrence, U_t = U_{t-1} + φ(k_t)^T V_t; U has one map for every key channel of a
-        head (32 of them in a ResNet), the sum over layers one for every layer of the stage. See `linear_recurrence`.
+        writes the same sum as a recurrence, U_t = U_{t-1} + φ(k_t)^T V_t. U has one map for each key channel of a
+        head (32 in a ResNet), the sum over layers one for each layer of the stage. See `linear_recurrence`.
 
     Args:
-        query: [B, D].
-        keys: t tensors [B, D].
-        values: the values [B, C, H, W] that are known already, of the first layers.
-        maps: outputs [B, C, H, W] of the other layers, whose values are derived here (see `depthwise_value`): the
-            layer's own in Eq. 6, all of them in Eq. 4.
-        value_weight: [C, 1, k, k] or None.
+        query: The query of the layer, [B, D].
+        keys: The keys of the t layers, each [B, D].
+        values: The values of the first layers, each [B, C, H, W], if they have been computed before.
+        maps: The outputs of the other layers, each [B, C, H, W], from which their values are computed (see
+            `depthwise_value`): only the layer's own output for Eq. 6, those of all layers for Eq. 4.
+        value_weight: The weight of the convolution that computes the values, [C, 1, k, k], or None.
+        heads: The number of heads.
+        weighting: "softmax" or "linear".
 
     Returns:
-        O, [B, C, H, W], the weights, [B, heads, t], and the values derived.
+        O, [B, C, H, W], the weights, [B, heads, t], and the values computed from `maps`.
     """
     derived = [depthwise_value(x, value_weight) for x in maps]
     if weighting == "linear":
@@ -138,10 +140,20 @@ def _linear_recurrence(
     *,
     heads: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One step of appendix A.3 as the paper writes it: O = φ(q) U / (φ(q) Z + 1e-6), state = (U, Z).
+    """Computes one step of the recurrence of appendix A.3: O = φ(q) U / (φ(q) Z + 1e-6) with the state (U, Z).
 
-    What `layer_attention(..., weighting="linear")` computes, with a memory that does not grow with depth:
-    U is [B, heads, d, C / heads, H, W], Z is [B, heads, d].
+    The result is that of `layer_attention(..., weighting="linear")`, with a memory that does not grow with depth.
+
+    Args:
+        x: The output of the layer, [B, C, H, W].
+        query: The query of the layer, [B, D].
+        key: The key of the layer, [B, D].
+        value_weight: The weight of the convolution that computes V, [C, 1, k, k], or None for V = x.
+        state: U, [B, heads, d, C / heads, H, W], and Z, [B, heads, d], of the previous layer, or None.
+        heads: The number of heads.
+
+    Returns:
+        O, [B, C, H, W], and the updated state.
     """
     value = depthwise_value(x, value_weight)
     phi_query = _feature_map(query).unflatten(-1, (heads, -1))
@@ -149,8 +161,8 @@ def _linear_recurrence(
     maps = value.unflatten(1, (heads, 1, -1))  # [B, heads, 1, C / heads, H, W]
     update = phi_key.to(value.dtype)[..., None, None, None] * maps
     u, z = (update, phi_key) if state is None else (state[0] + update, state[1] + phi_key)
-    normaliser = (phi_query * z).sum(-1, keepdim=True) + LINEAR_EPS
-    weights = (phi_query / normaliser).to(value.dtype)
+    denominator = (phi_query * z).sum(-1, keepdim=True) + LINEAR_EPS
+    weights = (phi_query / denominator).to(value.dtype)
     return (weights[..., None, None, None] * u).sum(2).flatten(1, 2), (u, z)
 
 
@@ -159,13 +171,13 @@ def _feature_map(z: Tensor) -> Tensor:
 
 
 def _per_channel(gate: Tensor, value: Tensor) -> Tensor:
-    """[B, heads] -> [B, C, 1, 1] in the dtype of `value`."""
+    """Expands [B, heads] to [B, C, 1, 1] in the dtype of `value`."""
     channels_per_head = value.shape[1] // gate.shape[1]
     return gate.to(value.dtype).repeat_interleave(channels_per_head, dim=1)[..., None, None]
 
 
-def _map_of(vector: Tensor, like: Tensor) -> Tensor:
-    """[C] -> [1, C, 1, 1] in the dtype of `like`."""
+def _as_map(vector: Tensor, like: Tensor) -> Tensor:
+    """Reshapes [C] to [1, C, 1, 1] in the dtype of `like`."""
     return vector.to(like.dtype)[None, :, None, None]
 
 

@@ -7,8 +7,8 @@
     bias     [C]: β
     result   [..., C]
 
-Under autocast torch normalizes in float32 and returns float32, which the next layer has to cast: a second and a third
-pass over the tokens. The implementations here return autocast's dtype.
+Under autocast, torch normalizes in float32 and returns float32, which the next layer has to cast: a second and a third
+pass over the tokens. The implementations here return the autocast dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .dispatch import Implementation, Operation, triton_implementation
 
 
 def _reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Normalize over the last dimension.
+    """Normalizes over the last dimension.
 
     See the module docstring for the equation.
 
@@ -35,7 +35,7 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def _narrow(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Reads and returns tokens in autocast's dtype. Mean and variance are accumulated in float32."""
+    """Reads and returns tokens in the autocast dtype. Mean and variance are accumulated in float32."""
     x, weight, bias = (_to_autocast_type(t) for t in (x, weight, bias))
     with without_autocast(x):
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)

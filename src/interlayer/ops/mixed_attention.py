@@ -1,4 +1,4 @@
-"""Attention whose heads mix their scores before the softmax and are normalized after it.
+"""Attention with scores that are mixed over the heads before the softmax and normalized after it.
 
 Paper: ResT: An Efficient Transformer for Visual Recognition, NeurIPS 2021, the attention of EMSA. For queries q_i, keys
 k_i and values v_i of the heads i = 1 .. heads,
@@ -6,21 +6,21 @@ k_i and values v_i of the heads i = 1 .. heads,
     S_i  = q_i k_iᵀ s                                     [n, n']
     S'_j = sum over i of M[j, i] S_i + bias_j             a 1x1 convolution over the heads
     P_j  = softmax(S'_j)                                  each row sums to one
-    A_j  = (P_j - mean P_j) / sqrt(var P_j + eps)         instance norm over the whole map
+    A_j  = (P_j - mean P_j) / sqrt(var P_j + eps)         instance norm over the attention map
     o_j  = A_j v_j
 
-    q        [B, n, heads d]     tokens, the channels of one head after another
+    q        [B, n, heads d]     tokens; the channels of a head are contiguous
     k, v     [B, n', heads d]
     mix      [heads, heads]: M
     result   [B, n, heads d]
 
-No attention map has to be stored. The rows of P sum to one, so its mean is exactly 1 / n', and its variance follows
+The attention map need not be stored. The rows of P sum to one, so its mean is exactly 1 / n', and its variance follows
 from the sum of squares: var P_j = sum P_j² / (n n') - 1 / n'². Then
 
     o_j = r_j P_j (v_j - mean over the keys of v_j),   r_j = (sum P_j² / (n n') - 1 / n'² + eps)^(-1/2)
 
-and bias_j, which is the same for a whole row, changes nothing: its gradient is zero. The mean is subtracted from the
-values and not from P v: r can be in the hundreds, and would magnify the rounding error of P v that much.
+The bias bias_j is constant over a row, so it has no effect and its gradient is zero. The mean is subtracted from the
+values rather than from P v, because r can be in the hundreds and would amplify the rounding error of P v.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EPS = 1e-5  # of the instance norm
 def mixed_attention(
     q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, *, heads: int, scale: float, eps: float = EPS
 ) -> Tensor:
-    """Compute attention with mixed and normalized heads.
+    """Computes attention with mixed and normalized heads.
 
     See the module docstring for the equations.
 
@@ -49,7 +49,7 @@ def mixed_attention(
         mix: The weight of the 1x1 convolution over the heads, [heads, heads].
         bias: The bias of that convolution, [heads].
         heads: The number of heads.
-        scale: s.
+        scale: The factor s of the scores.
         eps: The value added to the variance in the instance norm.
     """
     check_tokens(q, k, v, heads)
@@ -64,17 +64,17 @@ def mixed_attention(
 def _reference(
     q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
 ) -> Tensor:
-    """Computes the equations one after another and stores every map."""
+    """Computes the equations step by step and stores every map."""
     queries, keys, values = split_heads(q, k, v, heads)
     scores = (queries @ keys.transpose(-2, -1)) * scale
     weights = F.conv2d(scores, mix[..., None, None], bias).softmax(-1)
-    one_value = weights.shape[2] * weights.shape[3] == 1  # which torch's instance norm refuses: it has no variance
+    one_value = weights.shape[2] * weights.shape[3] == 1  # torch's instance norm raises an error for it
     weights = weights * 0 if one_value else F.instance_norm(weights, eps=eps)
     return (weights.to(v.dtype) @ values).transpose(1, 2).flatten(2)
 
 
 def _affine(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float) -> Tensor:
-    """Applies the norm to the result instead of the map: stores neither S' nor A."""
+    """Applies the norm to the result instead of the map, and stores neither S' nor A."""
     queries, keys, values = split_heads(q, k, _subtract_mean(v), heads)
     scores = queries @ keys.transpose(-2, -1)
     mixed = torch.einsum("ji,binm->bjnm", (mix * scale).to(scores.dtype), scores)
@@ -85,19 +85,19 @@ def _affine(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: i
 
 
 def _subtract_mean(v: Tensor) -> Tensor:
-    """Values less their mean over the keys. The mean is accumulated in float32 at least."""
+    """Subtracts the mean over the keys from the values. The mean is accumulated in float32 or float64."""
     wide = v.to(torch.promote_types(v.dtype, torch.float32))
     return (wide - wide.mean(1, keepdim=True)).to(v.dtype)
 
 
 def _normalize(attended: Tensor, squares: Tensor, keys: int, bias: Tensor, eps: float) -> Tensor:
-    """Apply the instance norm to the product of P and the values less their mean.
+    """Applies the instance norm to the product of P and the values minus their mean.
 
     Args:
-        attended: That product, [B, n, C].
+        attended: The product, [B, n, C].
         squares: The sum of P² for each head and query, [B, heads, n].
-        keys: n'.
-        bias: [heads]. It changes nothing, but receives its gradient of zero.
+        keys: The number n' of keys.
+        bias: The bias of the convolution, [heads]. It has no effect, but receives its gradient of zero.
         eps: The value added to the variance.
     """
     heads, queries = squares.shape[1:]

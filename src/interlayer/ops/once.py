@@ -1,4 +1,4 @@
-"""An error for gradients that cannot be differentiated again."""
+"""Error for second derivatives of gradients that cannot be differentiated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator for the `backward` of an autograd function that is not differentiable itself.
+    """Decorator for the `backward` of an autograd function that is not differentiable.
 
     torch's decorator of the same name attaches the error to copies of the gradients, which `torch.autograd.grad` never
-    visits: second derivatives would silently be zero.
+    visits, so that second derivatives would silently be zero.
     """
 
     @wraps(backward)

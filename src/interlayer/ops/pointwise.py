@@ -15,14 +15,15 @@ from torch import Tensor
 
 
 def pointwise(x: Tensor, weight: Tensor) -> Tensor:
-    """Apply a 1x1 convolution without a bias.
+    """Applies a 1x1 convolution without a bias.
 
-    Inside ``torch.compile`` it is a matrix product over the pixels of a channels_last map. The compiler fuses what
-    follows into a matrix product, but hands a convolution to cuDNN, which is slow for the few channels of a state.
+    Inside ``torch.compile``, a channels_last map is multiplied by the weight as a matrix over its pixels: the compiler
+    fuses the following operations into a matrix product, but calls cuDNN for a convolution, which is slow for the few
+    channels of a state.
 
     Args:
-        x: The map, [B, C, H, W].
-        weight: [k, C, 1, 1].
+        x: The input, [B, C, H, W].
+        weight: The weight, [k, C, 1, 1].
     """
     if not (torch.compiler.is_compiling() and x.is_contiguous(memory_format=torch.channels_last)):
         return F.conv2d(x, weight)
@@ -31,5 +32,5 @@ def pointwise(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Return [B, C, H, W] as [B H W, C], one row for each pixel. A view if the map is channels_last."""
+    """Reshapes [B, C, H, W] to [B H W, C], one row for each pixel. Returns a view of a channels_last map."""
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])

@@ -1,19 +1,19 @@
-"""The end of a residual block whose branch also updates a state along depth.
+"""End of a residual block with a branch that also updates a recurrent state.
 
 Paper: Recurrence along Depth (RLA), NeurIPS 2021, section 3.3 and Figure 3. The branch y is the output of the block's
-last norm. It is added to the shortcut, and a 1x1 convolution g1 projects it to the state's channels:
+last norm. It is added to the shortcut, and a 1x1 convolution g1 projects it to the channels of the state:
 
     y  = BN(x)          x: the output of the last convolution, [B, C, H, W]
     x' = ReLU(y + s)    s: the shortcut, [B, C, H, W]
     p  = g1(y)          [B, k, H, W]
 
-The norm saves x for the backward pass. y need not be saved for g1, because y = x scale + shift channel by channel: the
-gradient of g1's weight, the sum over pixels of dp yᵀ, is (sum of dp xᵀ) scale + (sum of dp) shiftᵀ.
+The norm saves x for the backward pass. y need not be saved for g1, because y = x scale + shift for each channel, so the
+gradient of the weight of g1, the sum over pixels of dp yᵀ, is (sum of dp xᵀ) scale + (sum of dp) shiftᵀ.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,42 +24,55 @@ from .once import once_differentiable
 from .pointwise import pixels, pointwise
 
 
-def _reference(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Compute x' = ReLU(y + s) and p = g1(y) for y = BN(x).
+class BatchNormArguments(NamedTuple):
+    """The arguments of :func:`torch.nn.functional.batch_norm` except for the input.
 
-    See the module docstring for the equations. As in :func:`torch.nn.functional.batch_norm`, `running_mean` and
-    `running_var` are updated in place in training and used for the normalization otherwise.
+    In training, `running_mean` and `running_var` are updated in place; otherwise they are used for the normalization.
 
     Args:
-        x: The map before the norm, [B, C, H, W].
-        norm_weight: γ of the batch norm, [C].
-        norm_bias: β of the batch norm, [C].
+        weight: γ, [C].
+        bias: β, [C].
         running_mean: The running mean, [C].
         running_var: The running variance, [C].
-        weight: The weight of g1, [k, C, 1, 1].
-        shortcut: s, [B, C, H, W], or None for a block without a shortcut.
         training: Whether the norm uses the statistics of the batch.
         momentum: The weight of the batch in the running statistics.
         eps: The value added to the variance.
-        relu: False for x' = y + s.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    training: bool = True
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weight, bias, running mean and running variance."""
+        return self[:4]
+
+
+def _reference(
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Computes x' = ReLU(y + s) and p = g1(y) for y = BN(x).
+
+    See the module docstring for the equations. In training, the running statistics of the norm are updated in place.
+
+    Args:
+        x: The input of the norm, [B, C, H, W].
+        norm: The tensors and options of the batch norm.
+        weight: The weight of g1, [k, C, 1, 1].
+        shortcut: s, [B, C, H, W], or None for a block without a shortcut.
+        relu: Whether to apply the ReLU. If False, x' = y + s.
 
     Returns:
         x', [B, C, H, W], and p, [B, k, H, W].
     """
-    y = F.batch_norm(x, running_mean, running_var, norm_weight, norm_bias, training, momentum, eps)
+    y = F.batch_norm(
+        x, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training, norm.momentum, norm.eps
+    )
     return _add_shortcut(y, shortcut, relu), F.conv2d(y, weight)
 
 
@@ -69,21 +82,10 @@ def _add_shortcut(y: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
 
 
 def unsupported_reason(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> str | None:
-    """Why none of the implementations below supports the arguments, or None."""
-    if not training:
+    """Returns why the implementations below do not support the arguments, or None if they do."""
+    if not norm.training:
         return "the norm is in eval mode, where nothing is saved for a backward pass"
     if weight.shape[2:] != (1, 1):
         return f"the convolution must be 1x1, got {tuple(weight.shape[2:])}"
@@ -93,31 +95,20 @@ def unsupported_reason(
 
 
 def _recompute(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Saves x instead of y for the gradient of g1."""
     y, mean, inverse_std = torch.native_batch_norm(
-        x, norm_weight, norm_bias, running_mean, running_var, True, momentum, eps
+        x, norm.weight, norm.bias, norm.running_mean, norm.running_var, True, norm.momentum, norm.eps
     )
-    scale = norm_weight.detach() * inverse_std
-    shift = norm_bias.detach() - mean * scale
+    scale = norm.weight.detach() * inverse_std
+    shift = norm.bias.detach() - mean * scale
     projected: Tensor = _Projection.apply(y, x.detach(), scale, shift, weight)
     return _add_shortcut(y, shortcut, relu), projected
 
 
 class _Projection(torch.autograd.Function):
-    """A 1x1 convolution of y = x scale + shift that saves x, scale and shift."""
+    """1x1 convolution of y = x scale + shift that saves x, scale and shift instead of y."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor) -> Tensor:
@@ -142,33 +133,22 @@ def _scaled_unsupported_reason(*args: Any, **options: Any) -> str | None:
 
 
 def _scaled(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Scales the weight of g1 instead of its input: g1(y) = (W scale) x + W shift.
 
-    It is meant for ``torch.compile``, which then computes y where it is added and never stores it. Differentiating
+    It is intended for ``torch.compile``, which then fuses y into the addition and never stores it. Differentiating
     scale and shift through the statistics gives the same gradients as the backward pass of the norm.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
     with torch.no_grad():
         count = x.numel() // x.shape[1]
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
         unbiased = variance * (count / max(1, count - 1))
-        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-    scale = norm_weight * (variance + eps).rsqrt()
-    shift = norm_bias - mean * scale
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+    scale = norm.weight * (variance + norm.eps).rsqrt()
+    shift = norm.bias - mean * scale
     y = (wide * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
     flat = weight.flatten(1)
     constant = (flat * shift).sum(1)

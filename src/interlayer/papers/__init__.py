@@ -1,4 +1,4 @@
-"""The papers' tables as rows of data, and the check that prints them beside the figures counted here."""
+"""Tables of the papers as rows of data, and their comparison with the figures counted by this library."""
 
 from .row import CountedRow, PaperRow, Units
 from .tables import TABLES, count_rows

@@ -1,15 +1,15 @@
-"""Table 1 of the HaloNet paper: what ways of self-attention store and compute, by formula and as it is run here.
+"""Table 1 of the HaloNet paper: memory and FLOPs of forms of self-attention, by formula and as measured.
 
 For a map of H x W pixels and c channels, windows of k x k, blocks of b and halos of h pixels:
 
-    way                    neighbourhoods stored      FLOPs a pixel
+    form                   neighborhoods stored       FLOPs per pixel
     global                 HW c                       4 HW c
     per pixel windows      HW k² c                    4 k² c
     SASA                   HW / b² (b + 2h)² c        4 (b + 2h)² c
     blocked local          HW / b² (b + 2h)² c        4 (b + 2h)² c
 
-Every way is `halo_attention` with other options. Neighbourhoods are stored by its "gathered" implementation, once for
-keys and once for values; the fused kernel stores none.
+Every form is `halo_attention` with different options. Its "gathered" implementation stores neighborhoods, once for keys
+and once for values. The fused kernel stores none.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ..analysis.cost import peak_bytes
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """One way: the formulas' values, and what was seen. Elements are of one copy of keys or of values."""
+    """Formulas and measurements of one form of self-attention. Elements are those of either keys or values."""
 
     way: str
     elements: int
-    stored: int  # elements of the keys that the gathered implementation hands to the product
+    stored: int  # elements of the keys in the matrix product of the gathered implementation
     flops_per_pixel: int
     counted: float
-    gathered_bytes: int  # most held at once beside the inputs
-    fused_bytes: int | None  # the same of the fused kernel; None where it does not run
+    gathered_bytes: int  # peak memory of the gathered implementation without the inputs
+    fused_bytes: int | None  # peak memory of the fused kernel; None if it does not run
 
 
 def attention_scaling(
     *, size: int = 32, channels: int = 64, heads: int = 4, block: int = 8, halo: int = 3
 ) -> list[ScalingRow]:
-    """Compute and measure all rows for a square map of `size` pixels; k = 2 halo + 1."""
+    """Computes and measures all rows for a map of `size` x `size` pixels, with k = 2 halo + 1."""
     pixels, kernel, window = size * size, 2 * halo + 1, block + 2 * halo
     blocked = ((-(-size // block)) ** 2 * window**2 * channels, 4 * window**2 * channels)
     ways: list[tuple[str, tuple[int, int], dict[str, Any]]] = [
@@ -71,7 +71,7 @@ def attention_scaling(
                 gathered = peak_bytes(attention, device)
             fused = None
             if device == "cuda":
-                with suppress(ValueError), ops.backend("triton"):  # a window beyond the kernel's limits; no Triton
+                with suppress(ValueError), ops.backend("triton"):  # the kernel is unsupported or missing
                     attention()
                     fused = peak_bytes(attention, device)
         counted = counter.get_total_flops() / pixels
@@ -80,7 +80,7 @@ def attention_scaling(
 
 
 class _Keys(TorchFunctionMode):
-    """Notes how many elements of keys reach scaled_dot_product_attention."""
+    """Counts the elements of the keys passed to scaled_dot_product_attention."""
 
     elements = 0
 

@@ -1,4 +1,4 @@
-"""The figures of Tables 1, 5 and 11 of the context broadcasting paper, as printed. Its FLOPs are torch's counter's."""
+"""Tables 1, 5 and 11 of the context broadcasting paper, as printed. FLOPs are counted by torch's convention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from .row import PaperRow, Units
 
-# Why a printed figure is not compared. docs/deviations.md says what was tried for each.
+# Reasons why printed figures are not compared. docs/deviations.md describes what was tried for each.
 SMALL = "22,050,664 parameters (22.1) are printed as 22.0"
 EXTRA_HEAD = "29M has a whole further attention's 7M, not a head's 0.6M"
 

@@ -1,10 +1,10 @@
-"""The parameters of Tables A2 and 6 of the HaloNet paper, as printed, and those its other descriptions give."""
+"""Parameters of Tables A2 and 6 of the HaloNet paper, as printed, and of models described in its text."""
 
 from __future__ import annotations
 
 from .row import PaperRow, Units
 
-# Why a printed figure is not compared. docs/deviations.md says what was tried for each.
+# Reasons why printed figures are not compared. docs/deviations.md describes what was tried for each.
 H3 = "H3 fits 12.3M only with a last convolution of 1280 channels, not the 1024 printed"
 
 ONE = Units(1e6, 1e9, 1, 1)

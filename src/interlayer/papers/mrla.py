@@ -6,7 +6,7 @@ from typing import Any
 
 from .row import PaperRow
 
-# Why a printed figure is not compared. docs/deviations.md says what was tried for each.
+# Reasons why printed figures are not compared. docs/deviations.md describes what was tried for each.
 HEAVY_BASE = "no counting tried gives base's and MLA's printed FLOPs"
 EFFICIENTNET = "no counting tried gives EfficientNet's printed increase"
 DEIT = "DeiT's printed FLOPs mix two ways of counting"

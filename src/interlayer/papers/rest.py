@@ -1,10 +1,10 @@
-"""Table 1 of ResT's appendix, and the parameters and FLOPs of its four sizes from the body of the paper."""
+"""Table 1 of the appendix of the ResT paper, and the parameters and FLOPs of its four sizes from the main text."""
 
 from __future__ import annotations
 
 from .row import PaperRow, Units
 
-# Why a printed figure is not compared. docs/deviations.md says what was tried for each.
+# Reasons why printed figures are not compared. docs/deviations.md describes what was tried for each.
 EMSA_PARAMETERS = "10,508,300 parameters, the published program's own, are printed as 10.49"
 FLOPS = "no way of counting gives all four sizes"
 

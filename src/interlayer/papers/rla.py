@@ -1,8 +1,8 @@
 """Tables 1, 2, 3, 6, 11, 13 and 15 of the RLA paper, as printed.
 
-The ImageNet tables count in 2^20 and 2^30, the CIFAR tables in 10^6. What the CIFAR tables call FLOPs are no operations
-(5 times the kernels' weights and 13 for each channel of a norm fit all of Table 2), so those counted here are shown
-beside no printed ones.
+The ImageNet tables count in units of 2^20 and 2^30, the CIFAR tables in units of 10^6. The FLOPs of the CIFAR tables
+are not numbers of operations (5 for each weight of a convolution and 13 for each channel of a norm reproduce all of
+Table 2), so they are not compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from .row import PaperRow, Units
 
-# Why a printed figure is not compared. docs/deviations.md says what was tried for each.
+# Reasons why printed figures are not compared. docs/deviations.md describes what was tried for each.
 BIAS = "ResNet-164's printed count fits only if every convolution has a bias"
 QUOTED = "quoted from other papers, which count in other ways"
 ABSENT = "quoted from another paper; neither timm nor this library has the network"
@@ -26,7 +26,7 @@ REFINED = "the refined networks are printed with the figures of those without Re
 IMAGENET = Units(2**20, 2**30, 2, 2)
 MOBILE = Units(2**20, 2**20, 2, 1)
 CIFAR = Units(1e6, 1e6, 2, 2)
-OTHERS = Units(1e6, 1e9, 2, 2)  # of the papers that are quoted
+OTHERS = Units(1e6, 1e9, 2, 2)  # units of the quoted papers
 
 
 def rla_rows() -> list[PaperRow]:
@@ -51,7 +51,7 @@ def rla_rows() -> list[PaperRow]:
         cifar("1", "DenseNet", "densenet100_cifar", 0.80, **statistics),
         cifar("1", "Shared-Lag", "densenet100_cifar_shared_lag", 0.60, **statistics),
         cifar("1", "Shared-Ordinal", "densenet100_cifar_shared_ordinal", 0.60, **statistics),
-        # Table 2 prints what RLA adds: the difference of two rounded figures.
+        # Table 2 prints the parameters that RLA adds, the difference of two rounded figures.
         cifar("2", "C-10 ResNet-110", "preresnet110_cifar", 1.73),
         cifar("2", "C-10 ResNet-110 + RLA: 1.73 + 0.07", "preresnet110_cifar_rla", 1.80),
         cifar("2", "C-10 ResNet-164", deep, 1.72, parameters_differ=BIAS),

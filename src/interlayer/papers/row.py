@@ -1,4 +1,4 @@
-"""A row of a paper's table, and what it is compared with."""
+"""A row of a table of a paper, and its comparison with the figures counted by this library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Units:
-    """What a table counts in, and how many decimals it prints."""
+    """Units of the figures in a table, and the number of decimals printed."""
 
     parameters: float = 1e6
     flops: float = 1e9
@@ -19,22 +19,24 @@ class Units:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of a paper's table that names a model of this library, its backbone, or one of timm's.
+    """A row of a table of a paper, for a model of this library or of timm.
 
     Args:
-        table: the table's number.
-        label: the row as printed.
-        model: the model's name; "" for a network that is not to be had here.
-        parameters: printed, in `units`.
-        flops: printed multiply-adds, in `units`; None where none are printed that could be compared.
-        top1: printed accuracy in percent, shown and not compared.
-        options: options of `timm.create_model`; `attention` gives options of `interlayer.attach` that the row changes.
-        count: whether the printed parameters count those of "layers", "all", also the moving statistics of norms, or
-            all but those of LayerNorms.
-        flop_count: whether the printed FLOPs are counted by the papers' convention or by torch's counter.
-        image_size: the input's size where it is not the usual one.
-        units: what the figures are in.
-        parameters_differ, flops_differ: why the figure is not compared, where it is not.
+        table: number of the table.
+        label: label of the row, as printed.
+        model: name of the model; "" for a network that neither this library nor timm has.
+        parameters: printed number of parameters, in `units`.
+        flops: printed multiply-adds, in `units`; None if there are none that can be compared.
+        top1: printed accuracy in percent, which is shown but not compared.
+        attention: options of `interlayer.attach` that differ from those of the named model.
+        options: options of `timm.create_model`.
+        count: which parameters the paper counts: those of "layers", "all", "with_statistics" (all, and the running
+            statistics of norms) or "without_layer_norms" (all but those of LayerNorms).
+        flop_count: whether the printed FLOPs follow the convention "paper" or "torch"; see `count_flops`.
+        image_size: size of the input if it differs from the default of the model.
+        units: units of the figures.
+        parameters_differ: the reason if the parameters are not compared.
+        flops_differ: the reason if the FLOPs are not compared.
     """
 
     table: str
@@ -55,7 +57,7 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class CountedRow:
-    """A paper's row and what was counted here, in the paper's units; None where there is nothing to count."""
+    """A row of a paper and the counted figures in its units; None for a network that does not exist here."""
 
     row: PaperRow
     parameters: float | None
@@ -68,7 +70,7 @@ class CountedRow:
 
     @property
     def compared_flops(self) -> float | None:
-        """By the convention that the row is printed in."""
+        """The counted FLOPs by the convention of the row."""
         return self.flops if self.row.flop_count == "paper" else self.torch_flops
 
     @property
@@ -77,7 +79,7 @@ class CountedRow:
 
     @property
     def unexplained(self) -> list[str]:
-        """The figures that should agree and do not."""
+        """The names of figures that differ without a reason."""
         checks = [
             ("parameters", self.parameters_agree, self.row.parameters_differ),
             ("FLOPs", self.flops_agree, self.row.flops_differ),
@@ -86,7 +88,7 @@ class CountedRow:
 
 
 def _agrees(printed: float | None, counted: float | None, decimals: int) -> bool:
-    """Equal when rounded as printed; nothing printed agrees with anything."""
+    """Returns whether the figures are equal when rounded as printed. A figure that is not printed always agrees."""
     if printed is None:
         return True
     return counted is not None and f"{counted:.{decimals}f}" == f"{printed:.{decimals}f}"

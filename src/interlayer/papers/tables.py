@@ -1,4 +1,4 @@
-"""The papers' printed parameters and FLOPs beside those counted here."""
+"""Comparison of the parameters and FLOPs printed in the papers with those counted by this library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLES: dict[str, Callable[[], list[PaperRow]]] = {
 
 
 def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[CountedRow]:
-    """Yields the rows of a paper's tables, or of some of them, counted one by one: building a model takes time."""
+    """Yields the counted rows of the tables of a paper, or of some of them, one at a time."""
     if paper not in TABLES:
         raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join(TABLES)}")
     counted: dict[str, tuple[dict[str, int], int, int]] = {}
@@ -48,13 +48,13 @@ def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[Co
 
 @torch.no_grad()
 def _count(row: PaperRow) -> tuple[dict[str, int], int, int]:
-    """Returns the parameters by each way of counting, and multiply-adds as the papers and as torch count them."""
+    """Returns the parameters by each `count`, and the multiply-adds by the conventions "paper" and "torch"."""
     options: dict[str, Any] = dict(row.options)
     if row.attention:
         options["attach_options"] = dict(row.attention)
     if row.image_size is not None and row.model.startswith("ceit"):
         options["img_size"] = row.image_size
-    with torch.device("meta"):  # shapes are all that counting needs
+    with torch.device("meta"):  # counting only needs shapes
         model = timm.create_model(row.model, **options)
     parameters = {"all": count_parameters(model), "layers": count_parameters(model, layers_only=True)}
     parameters["with_statistics"] = parameters["all"] + _statistics(model)

@@ -237,10 +237,10 @@ def _end_of_block(
         relu: Whether the block ends with a ReLU.
     """
     norm.num_batches_tracked.add_(1)
-    return ops.residual_end(
-        x, norm.weight, norm.bias, norm.running_mean, norm.running_var, weight, shortcut,
-        momentum=norm.momentum, eps=norm.eps, relu=relu,
-    )  # fmt: skip
+    arguments = ops.BatchNormArguments(
+        norm.weight, norm.bias, norm.running_mean, norm.running_var, momentum=norm.momentum, eps=norm.eps
+    )
+    return ops.residual_end(x, arguments, weight, shortcut, relu=relu)
 
 
 def plus(x: Tensor, addition: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The networks that timm lacks, one family a file. Importing a file registers its networks with timm."""
+"""Networks that timm does not have, one file per family. Importing a file registers its networks with timm."""
 
 from typing import Any
 

@@ -3,11 +3,11 @@
 Paper: Incorporating Convolution Designs into Visual Transformers, Yuan et al., ICCV 2021,
 https://arxiv.org/abs/2103.11816. One of the backbones of the MRLA paper; timm does not have it.
 
-Three changes to DeiT: image-to-tokens (a strided convolution, a norm and a max pool before the patches are cut),
-locally enhanced feed-forward layers (a depthwise convolution over the grid of patch tokens between the two linear
-layers), and layer-wise class-token attention (the last layer's class token attends to those of all layers).
+It changes DeiT in three ways: image-to-tokens (a strided convolution, a norm and a max pool before the patch
+embedding), locally enhanced feed-forward layers (a depthwise convolution over the grid of patch tokens between the two
+linear layers), and layer-wise class-token attention (the class token of the last layer attends to those of all layers).
 
-Parameters: 6,356,904 (tiny) and 24,204,840 (small), the 6.4M and 24.2M of the MRLA paper's Table 1.
+It has 6,356,904 (tiny) and 24,204,840 (small) parameters, the 6.4M and 24.2M of Table 1 of the MRLA paper.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ Grid = tuple[int, int]
 
 
 class ImageToTokens(nn.Module):
-    """The stem before the patches: conv 7x7 and max pool, both of stride 2. [B, 3, H, W] -> [B, 64, H / 4, W / 4]."""
+    """Stem: 7x7 convolution and max pool, both with stride 2. [B, 3, H, W] -> [B, 64, H / 4, W / 4]."""
 
     def __init__(self, in_chans: int = 3, channels: int = 64) -> None:
         super().__init__()
@@ -39,7 +39,10 @@ class ImageToTokens(nn.Module):
 
 
 class LocallyEnhancedFeedForward(nn.Module):
-    """Feed-forward layer whose hidden features see their neighbours; the class token goes past it. [B, 1 + HW, C]."""
+    """Feed-forward layer with a depthwise convolution of the patch tokens. [B, 1 + HW, C] -> [B, 1 + HW, C].
+
+    The class token is not changed.
+    """
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -75,7 +78,7 @@ class CeiTBlock(nn.Module):
 
 
 class ClassTokenAttention(nn.Module):
-    """The last of the layers' class tokens [B, L, C] attends to all of them: -> [B, 1, C]."""
+    """Attention of the last of the class tokens of L layers to all of them. [B, L, C] -> [B, 1, C]."""
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
@@ -95,7 +98,7 @@ class ClassTokenAttention(nn.Module):
 
 
 class CeiT(Classifier):
-    """timm's interface throughout: `forward_features`, `forward_head`, `forward_intermediates`, `feature_info`."""
+    """CeiT with the interface of timm: `forward_features`, `forward_head`, `forward_intermediates`, `feature_info`."""
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ class CeiT(Classifier):
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size} for i in range(depth)
         ]
-        self.layer_embed = nn.Parameter(torch.zeros(1, depth, embed_dim))  # positions of the layers' class tokens
+        self.layer_embed = nn.Parameter(torch.zeros(1, depth, embed_dim))  # positions of the class tokens
         self.class_attention: nn.Module | None = ClassTokenAttention(embed_dim, num_heads, mlp_ratio, rates[-1])
         self.norm: nn.Module = nn.LayerNorm(embed_dim, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
@@ -168,7 +171,7 @@ class CeiT(Classifier):
         return block(x, grid)
 
     def _finish(self, x: Tensor, class_tokens: list[Tensor]) -> Tensor:
-        """Tokens [B, 1 + HW, C], normalised, the class token the one that attended to all layers'."""
+        """Applies the class-token attention and the last norm to tokens, [B, 1 + HW, C]."""
         if self.class_attention is not None:
             class_token = self.class_attention(torch.stack(class_tokens, dim=1) + self.layer_embed)
             x = torch.cat((class_token, x[:, 1:]), dim=1)
@@ -192,7 +195,7 @@ class CeiT(Classifier):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Features of the chosen blocks, as timm's VisionTransformer gives them."""
+        """Returns the features of the selected blocks, like timm's VisionTransformer."""
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
         take, last = feature_take_indices(len(self.blocks), indices)
@@ -241,7 +244,7 @@ def _init_linear(module: nn.Module) -> None:
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: CeiT) -> dict[str, Tensor]:
-    """Fits position embeddings of another image size to `model`, under the name by which timm's models have it."""
+    """Interpolates position embeddings of another image size. timm calls a function of this name."""
     positions = state_dict.get("pos_embed")
     if positions is None or positions.shape == model.pos_embed.shape:
         return state_dict

@@ -1,4 +1,4 @@
-"""What timm expects of every classifier, written once for the networks timm lacks."""
+"""Base classes with the interface that timm expects of a classifier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """A network whose `head`, a linear layer of `num_features` inputs, classifies what `forward_features` gives."""
+    """A network with a linear `head` of `num_features` inputs that classifies the result of `forward_features`."""
 
     grad_checkpointing = False
     num_classes: int
@@ -21,7 +21,7 @@ class Classifier(nn.Module):
     head: nn.Module
 
     def pool_of(self, global_pool: str) -> Any:
-        """The pooling of this name. Raises where the network has none of it."""
+        """Returns the pooling layer of this name. Raises a ValueError if the network does not support it."""
         raise NotImplementedError
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Classifier(nn.Module):
         return self.head
 
     def head_of(self, num_classes: int, pool: Any) -> nn.Module:
-        """What classifies behind this pooling. Raises where nothing can."""
+        """Returns the classifier that follows this pooling. Raises a ValueError if there is none."""
         return nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -51,9 +51,9 @@ class Classifier(nn.Module):
 
 
 class StagedClassifier(Classifier):
-    """A network over maps: a stem, `stages`, what follows them (`last_activation`), global pooling and a linear head.
+    """A network over maps: a stem, `stages`, `last_activation`, global pooling and a linear head.
 
-    A subclass makes the parts with `_finish`.
+    A subclass creates the stem and the stages, and calls `_finish` to create the other modules.
     """
 
     stem: nn.Module
@@ -63,9 +63,9 @@ class StagedClassifier(Classifier):
     def _finish(
         self, channels: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module | None = None
     ) -> None:
-        """Make what follows the stages, `norm` first, and give every convolution its start (He et al., 2015)."""
+        """Creates the modules after the stages, `norm` first, and initializes all convolutions (He et al., 2015)."""
         self.num_classes = num_classes
-        self.depth = len(self.stages)  # of the whole network: the last norm belongs to the last stage, pruned or not
+        self.depth = len(self.stages)  # before pruning: the last norm follows only the last stage of the full network
         self.norm: nn.Module = nn.Identity() if norm is None else norm
         self.num_features = self.head_hidden_size = channels
         self.global_pool = self.pool_of(global_pool)
@@ -98,7 +98,7 @@ class StagedClassifier(Classifier):
         return self.norm(x).relu()
 
     def feature_of(self, index: int, x: Tensor) -> Tensor:
-        """What a detector reads of the stage `index`, whose output is x."""
+        """Returns the feature map of the stage `index` from its output x."""
         return x
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class StagedClassifier(Classifier):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Features of the chosen stages, as timm's networks give them."""
+        """Returns the features of the selected stages, like the networks of timm."""
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
         take, last = feature_take_indices(len(self.stages), indices)

@@ -1,20 +1,20 @@
-"""DenseNet-BC for 32-pixel images, and its forms with shared 1x1 convolutions (RLA, section 3.2, Eq. 9 and 10).
+"""DenseNet-BC for 32-pixel images, and its variants with shared 1x1 convolutions (RLA, section 3.2, Eq. 9 and 10).
 
 Huang et al., "Densely Connected Convolutional Networks", CVPR 2017, and "Recurrence along Depth", NeurIPS 2021. A layer
-of a stage reads the stage's input x^0 and all earlier layers' outputs, growth k = 12 channels each:
+of a stage reads the input x^0 of the stage and the outputs of all earlier layers, with k = 12 channels each:
 
     DenseNet        x^t = Conv3^t(Conv1^t([x^0, x^1, ..., x^{t-1}]))                                            Eq. 3
     Shared-Lag      x^t = Conv3^t(Conv1_1(x^{t-1}) + ... + Conv1_{t-1}(x^1) + Conv1_0^t(x^0))                   Eq. 9
     Shared-Ordinal  x^t = Conv3^t(Conv1_{t-1}(x^{t-1}) + ... + Conv1_1(x^1) + Conv1_0^t(x^0))                  Eq. 10
 
-Every convolution is preceded by BN and ReLU; the 1x1 ones have 4 k = 48 outputs. Conv1_1 to Conv1_15 and their BN are
-shared by the layers of a stage; the convolutions of x^0 are each layer's own.
+Every convolution is preceded by BN and ReLU, and 1x1 convolutions have 4 k = 48 output channels. The layers of a stage
+share Conv1_1 to Conv1_15 and their BN. The convolutions of x^0 are not shared.
 
-Shapes, for an image [B, 3, 32, 32]: the stem puts 24 convolved channels behind the image (27); stages of 16 layers end
-at 219, 301 and 342 channels; a transition (BN, ReLU, 1x1 convolution to half as many, rounded down, 2x2 average
-pooling) opens stages 2 and 3.
+Shapes, for an image [B, 3, 32, 32]: the stem concatenates the image and 24 convolved channels (27 channels). Stages of
+16 layers end with 219, 301 and 342 channels. Stages 2 and 3 begin with a transition: BN, ReLU, a 1x1 convolution to
+half the channels, rounded down, and 2x2 average pooling.
 
-Deviations: none. The parameters that the paper prints (0.80M and 0.60M) count a BN's moving statistics.
+Deviations: none. The parameters printed in the paper (0.80M and 0.60M) include the running statistics of BN.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Sharing = Literal["lag", "ordinal"]
 
 
 class Shared1x1(nn.Module):
-    """The 1x1 convolutions that the layers of a stage share, and their norm: one slice for each lag or ordinal.
+    """1x1 convolutions and their norm that the layers of a stage share, with one slice for each lag or ordinal.
 
     Args:
-        layers: how many earlier layers the last layer reads.
-        growth: channels of each.
-        out_channels: channels of the result.
-        sharing: "lag" for slice l of the layer l before the reading one, "ordinal" for slice l of layer l.
+        layers: number of earlier layers that the last layer reads.
+        growth: number of channels of each layer.
+        out_channels: number of output channels.
+        sharing: "lag" if layer t reads layer t - l with slice l, "ordinal" if every layer reads layer l with slice l.
     """
 
     def __init__(self, layers: int, growth: int, out_channels: int, sharing: Sharing) -> None:
@@ -52,7 +52,7 @@ class Shared1x1(nn.Module):
         record_description(self)
 
     def forward(self, earlier: Sequence[Tensor]) -> Tensor:
-        """The sum over earlier layers, oldest first, of their convolutions."""
+        """Returns the sum of the convolutions of earlier layers, which are given in order."""
         ordered = earlier if self.sharing == "ordinal" else earlier[::-1]
         x, norm = torch.cat(list(ordered), 1), self.norm
         used = slice(x.shape[1])
@@ -71,12 +71,15 @@ class Shared1x1(nn.Module):
         return F.conv2d(x.relu(), self.conv.weight[:, used])
 
     def describe(self) -> dict[str, str]:
-        """What the tensors do not tell."""
+        """Returns the options that cannot be inferred from the tensors."""
         return {"mechanism": "Shared1x1", "sharing": self.sharing, "growth": str(self.growth)}
 
 
 class DenseLayer(nn.Module):
-    """BN, ReLU, 1x1 convolution to 4 k channels (of x^0 alone where the others' is shared), BN, ReLU, 3x3 to k."""
+    """BN, ReLU, 1x1 convolution to 4 k channels, BN, ReLU, 3x3 convolution to k channels.
+
+    If the 1x1 convolutions of earlier layers are shared, the input is x^0, and their sum is added before the second BN.
+    """
 
     def __init__(self, in_channels: int, growth: int) -> None:
         super().__init__()
@@ -85,15 +88,15 @@ class DenseLayer(nn.Module):
         self.norm2 = nn.BatchNorm2d(4 * growth)
         self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
 
-    def forward(self, x: Tensor, of_earlier: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, shared: Tensor | None = None) -> Tensor:
         inner = self.conv1(self.norm1(x).relu())
-        if of_earlier is not None:
-            inner = inner + of_earlier
+        if shared is not None:
+            inner = inner + shared
         return self.conv2(self.norm2(inner).relu())
 
 
 class DenseStage(nn.Module):
-    """A transition, where the stage has one, and the layers; returns all their outputs behind x^0."""
+    """An optional transition and the layers. Returns the concatenation of x^0 and the outputs of all layers."""
 
     def __init__(
         self, in_channels: int, layers: int, growth: int, *, sharing: Sharing | None, transition: bool
@@ -125,7 +128,7 @@ class DenseStage(nn.Module):
 
 
 class Stem(nn.Module):
-    """The image with a 3x3 convolution of it behind."""
+    """Concatenates the image and a 3x3 convolution of it."""
 
     def __init__(self, in_chans: int, width: int) -> None:
         super().__init__()
@@ -139,13 +142,13 @@ class DenseNetBC(StagedClassifier):
     """A DenseNet-BC of three stages for small images.
 
     Args:
-        layers: layers of each stage; the depth is 6 times that and 4.
-        growth: k.
+        layers: number of layers of each stage; the depth of the network is 6 layers + 4.
+        growth: growth rate k.
         sharing: "lag" (Eq. 9), "ordinal" (Eq. 10), or None for a DenseNet.
-        num_classes: outputs of the classifier; 0 for none.
-        in_chans: channels of the image.
-        global_pool: timm's name of a pooling, "" for none.
-        drop_rate: dropout before the classifier.
+        num_classes: number of classes; 0 for no classifier.
+        in_chans: number of channels of the image.
+        global_pool: type of pooling, as in timm; "" for none.
+        drop_rate: dropout rate before the classifier.
     """
 
     def __init__(

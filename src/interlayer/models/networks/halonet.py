@@ -1,20 +1,20 @@
-"""HaloNets: ResNets of bottlenecks whose spatial operation is local self-attention.
+"""HaloNet: a ResNet of bottlenecks with local self-attention as the spatial operation.
 
 Vaswani et al., "Scaling Local Self-Attention for Parameter Efficient Visual Backbones", CVPR 2021: section 2.3, Tables
 2 and A2, appendices C and E. For an image [B, 3, S, S], widths w = 64, 128, 256, 512 times r_w:
 
     stem      conv7x7 stride 2 (64 r_w), BN, SiLU, 3x3 max pooling stride 2      [B, 64, S / 4, S / 4]
               or, as "patch", conv4x4 stride 4, BN, SiLU
-    block     conv1x1 to w, BN, SiLU; attention (q and k of w r_qk, v of w r_v channels), BN, SiLU, SE where wanted;
+    block     conv1x1 to w, BN, SiLU; attention (q and k of w r_qk, v of w r_v channels), BN, SiLU, optional SE;
               conv1x1 to w r_b, BN; plus the shortcut; SiLU
-    stages    3, 3, l_3, 3 blocks; the first of stages 2 to 4 strides by 2
-    head      conv1x1 to d_f, BN, SiLU where there is a d_f; global average pool, linear
+    stages    3, 3, l_3, 3 blocks; the first block of stages 2 to 4 has stride 2
+    head      conv1x1 to d_f, BN, SiLU if there is a d_f; global average pool, linear
 
-A shortcut is the identity, or a 1x1 convolution of the block's stride and BN where the shape changes. Convolutions have
-no bias. Stages named in `conv_stages` have a 3x3 convolution where the others have attention (Table 4).
+The shortcut is the identity, or a 1x1 convolution with the stride of the block and BN if the shape changes.
+Convolutions have no bias. Stages in `conv_stages` have a 3x3 convolution instead of attention (Table 4).
 
-Deviations: the text's "third stage from 4 to 3" blocks must mean the second. H3's printed 12.3M fits d_f = 1280; with
-the printed d_f = 1024 it has 11.8M.
+Deviations: the "third stage from 4 to 3" blocks in the text must mean the second stage. The printed 12.3M parameters of
+H3 correspond to d_f = 1280; with the printed d_f = 1024 it has 11.8M.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class HaloBlock(nn.Module):
     """A bottleneck around a spatial operation.
 
     Args:
-        in_channels: channels of the input.
-        width: channels between the two 1x1 convolutions.
-        out_channels: channels of the output.
-        spatial: makes the spatial operation from width and stride: what it is, and its output channels.
-        stride: of the spatial operation and the shortcut.
-        act_layer: the activation.
+        in_channels: number of input channels.
+        width: number of channels between the two 1x1 convolutions.
+        out_channels: number of output channels.
+        spatial: function of width and stride that returns the spatial operation and its number of output channels.
+        stride: stride of the spatial operation and the shortcut.
+        act_layer: class of the activation.
         se: whether squeeze-and-excitation follows the spatial operation.
-        drop_path: probability that a sample skips the branch during training.
+        drop_path: stochastic depth rate of the branch.
     """
 
     def __init__(
@@ -87,24 +87,27 @@ class HaloNet(StagedClassifier):
     """A HaloNet.
 
     Args:
-        depths: blocks of each stage.
-        block, halo: b and h of the attention.
-        heads: heads of each stage.
-        r_v, r_b, r_qk, r_w: multipliers of the values' width, the output's width, the queries' and keys' width, and of
-            all widths (Table A1).
+        depths: number of blocks of each stage.
+        block: size b of the blocks of the attention.
+        halo: width h of the halo of the attention.
+        heads: number of heads of each stage.
+        r_v: multiplier of the width of the values (Table A1).
+        r_b: multiplier of the width of the output.
+        r_qk: multiplier of the width of queries and keys.
+        r_w: multiplier of all widths.
         final_width: d_f; None for no last convolution.
-        conv_stages: stages, from 1, that have a 3x3 convolution instead of attention.
+        conv_stages: stages, numbered from 1, with a 3x3 convolution instead of attention.
         stem: "conv" or "patch".
-        act_layer: timm's name of the activation.
-        se: whether every block has squeeze-and-excitation; "conv" for those with a convolution alone.
-        centered: SASA's centred windows instead of blocks.
+        act_layer: name of the activation, as in timm.
+        se: whether every block has squeeze-and-excitation; "conv" for only those with a convolution.
+        centered: whether to use the centered windows of SASA instead of blocks.
         position: "relative", "absolute" or "none".
-        img_size: the size for which absolute positions are learnt.
-        num_classes: outputs of the classifier; 0 for none.
-        in_chans: channels of the image.
-        global_pool: timm's name of a pooling, "" for none.
-        drop_rate: dropout before the classifier.
-        drop_path_rate: stochastic depth of the last block; it grows linearly with depth.
+        img_size: image size for which absolute positions are learned.
+        num_classes: number of classes; 0 for no classifier.
+        in_chans: number of channels of the image.
+        global_pool: type of pooling, as in timm; "" for none.
+        drop_rate: dropout rate before the classifier.
+        drop_path_rate: stochastic depth rate of the last block; it increases linearly with depth.
     """
 
     def __init__(
@@ -230,7 +233,7 @@ def _family(
     }  # fmt: skip
 
 
-# Table A2. H3's d_f is the one that gives the printed parameters.
+# Table A2. The d_f of H3 gives the printed number of parameters.
 MODELS: dict[str, dict[str, Any]] = {
     "halo_h0": _family(8, 3, 1.0, 0.5, 7, 256, None),
     "halo_h1": _family(8, 3, 1.0, 1.0, 10, 256, None),
@@ -240,10 +243,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "halo_h5": _family(14, 2, 2.5, 2.0, 23, 448, 1536),
     "halo_h6": _family(8, 4, 3.0, 2.75, 24, 512, 1536),
     "halo_h7": _family(10, 3, 4.0, 3.5, 26, 600, 2048),
-    # appendix C.1: ResNet-50's layers and widths, 16 channels a head
+    # appendix C.1: the layers and widths of ResNet-50, 16 channels per head
     "halo_50": {"depths": (3, 4, 6, 3), "r_b": 4.0, "heads": (4, 8, 16, 32), "act_layer": "relu", "img_size": 256},
 }
-# appendix E: H4 of twice the width for ImageNet-21k
+# appendix E: H4 with twice the width, for ImageNet-21k
 _BASE128 = {"depths": (3, 4, 12, 3), "block": 8, "halo": 2, "r_b": 4.0, "r_w": 2.0, "img_size": 256}
 MODELS |= {
     "halo_h4_base128": _BASE128,

@@ -1,17 +1,17 @@
-"""Pre-activated ResNets for 32-pixel images, which timm lacks.
+"""Pre-activation ResNets for 32-pixel images, which timm does not have.
 
 He et al., "Identity Mappings in Deep Residual Networks", ECCV 2016; as the CIFAR baselines of "Recurrence along Depth"
 (RLA, section 4.1, Table 8). Shapes, for an image [B, 3, 32, 32]:
 
     stem      conv3x3(16), BN, ReLU                     [B, 16, 32, 32]
-    stage s   n blocks of width 16, 32, 64 (x 4 in a bottleneck), the first of stages 2 and 3 strided by 2
+    stage s   n blocks of width 16, 32, 64 (x 4 in a bottleneck); the first block of stages 2 and 3 has stride 2
     head      BN, ReLU, global average pool, linear
 
-A block adds its branch to its input: x' = shortcut(x) + conv(...(ReLU(BN(x)))). The shortcut is the identity, or, where
-width or stride changes, a 1x1 convolution of the raw input without norm. Convolutions have no bias.
+A block adds its branch to its input: x' = shortcut(x) + conv(...(ReLU(BN(x)))). The shortcut is the identity, or a 1x1
+convolution of the input without a norm if width or stride changes. Convolutions have no bias.
 
-Deviations: the paper's count of ResNet-164 (1.72M on CIFAR-10) fits only if every convolution has a bias; here, as in
-the original, none has (1,703,290).
+Deviations: the paper's count for ResNet-164 (1.72M on CIFAR-10) requires a bias in every convolution. There is none
+here, as in the original network (1,703,290).
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from .classifier import StagedClassifier
 
 
 class PreActBlock(ComponentBlock):
-    """A pre-activated residual block: two 3x3 convolutions, or the 1x1, 3x3, 1x1 bottleneck.
+    """A pre-activation residual block: two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 convolutions.
 
-    With `growth` it is a block of a dual path network (Chen et al., NeurIPS 2017; RLA's Table 11): C of its channels
-    are a ResNet's, to which the branch is added, the others a DenseNet's, behind which the branch puts `growth` more.
+    With `growth`, it is a block of a dual path network (Chen et al., NeurIPS 2017; RLA, Table 11): the first channels
+    are those of a ResNet, to which the branch is added. The others are those of a DenseNet, to which the branch appends
+    `growth` channels.
 
     Args:
-        in_channels: channels of the input.
-        width: channels of the 3x3 convolutions.
-        bottleneck: whether the block is the bottleneck, whose output has 4 times the width.
+        in_channels: number of input channels.
+        width: number of channels of the 3x3 convolutions.
+        bottleneck: whether the block is a bottleneck, with 4 times the width as output channels.
         stride: stride of the (first) 3x3 convolution.
-        growth: channels a dual path block adds; its projection, where it has one, starts with twice as many.
+        growth: number of channels that a dual path block appends; a projection starts with twice as many.
     """
 
     def __init__(self, in_channels: int, width: int, *, bottleneck: bool, stride: int = 1, growth: int = 0) -> None:
@@ -58,8 +59,8 @@ class PreActBlock(ComponentBlock):
             self.unsupported_reason = "the output of a dual path block is no sum of a branch and a shortcut"
         self.shortcut: nn.Module = nn.Identity()
         self.out_channels = in_channels + growth
-        dense_path_runs_on = growth and in_channels > self.residual_channels and stride == 1
-        if stride != 1 or (in_channels != self.residual_channels and not dense_path_runs_on):
+        continues_dense_path = growth and in_channels > self.residual_channels and stride == 1
+        if stride != 1 or (in_channels != self.residual_channels and not continues_dense_path):
             projected = self.residual_channels + 2 * growth
             self.shortcut = nn.Conv2d(in_channels, projected, 1, stride, bias=False)
             self.out_channels = projected + growth
@@ -89,18 +90,18 @@ class PreActBlock(ComponentBlock):
 
 
 class PreActResNet(StagedClassifier):
-    """A pre-activated ResNet of three stages for small images.
+    """A pre-activation ResNet of three stages for small images.
 
     Args:
-        blocks: blocks of each stage.
-        bottleneck: the kind of block.
-        widths: channels of the 3x3 convolutions of each stage.
-        stem_width: channels of the stem.
-        growth: channels that each block adds to the dense path of a dual path network; 0 for a ResNet.
-        num_classes: outputs of the classifier; 0 for none.
-        in_chans: channels of the image.
-        global_pool: timm's name of a pooling, "" for none.
-        drop_rate: dropout before the classifier.
+        blocks: number of blocks of each stage.
+        bottleneck: whether the blocks are bottlenecks.
+        widths: number of channels of the 3x3 convolutions of each stage.
+        stem_width: number of channels of the stem.
+        growth: number of channels that each block appends to the dense path of a dual path network; 0 for a ResNet.
+        num_classes: number of classes; 0 for no classifier.
+        in_chans: number of channels of the image.
+        global_pool: type of pooling, as in timm; "" for none.
+        drop_rate: dropout rate before the classifier.
     """
 
     def __init__(

@@ -1,17 +1,17 @@
-"""ResT: a transformer of four stages over maps, whose attention shrinks keys and values.
+"""ResT: a transformer of four stages with attention to downsampled keys and values.
 
 Paper: ResT: An Efficient Transformer for Visual Recognition, Zhang and Yang, NeurIPS 2021. For an image [B, 3, S, S]
 and stages of dims C_1 .. C_4, depths L_1 .. L_4, heads 1, 2, 4, 8 and reductions s = 8, 4, 2, 1:
 
     stem      conv3x3 stride 2 (C_1 / 2), BN, ReLU; conv3x3 (C_1 / 2), BN, ReLU; conv3x3 stride 2 (C_1)
-    stage     from the second on conv3x3 stride 2 and BN; then positions x ⊙ sigmoid(DWConv3x3(x)); then L blocks
+    stage     conv3x3 stride 2 and BN, except in stage 1; positions x ⊙ sigmoid(DWConv3x3(x)); L blocks
     block     x + EMSA(LN(x)), then x + MLP(LN(x)) of four times the width and GELU
     head      LN, average over the pixels, linear
 
-Convolutions of the stem have no bias, the others have. Parameters of Lite: 10,508,300.
+Convolutions of the stem have no bias, all others do. ResT-Lite has 10,508,300 parameters.
 
-Deviations: `out_norms` puts a LayerNorm of its own behind the features of each stage, for detectors (appendix A.3,
-Table 2); the classifier does not read them. The names of the authors' program are converted.
+Deviations: `out_norms` applies a LayerNorm to the features of each stage, for detectors (appendix A.3, Table 2). The
+classifier does not use these features. Names in the authors' checkpoints are converted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REDUCTIONS = (8, 4, 2, 1)
 
 
 class FeedForward(Mlp):
-    """timm's MLP by `interlayer.ops.feed_forward`, where nothing stands between its layers but the activation."""
+    """timm's MLP, computed by `interlayer.ops.feed_forward` if only a GELU is applied between its layers."""
 
     def forward(self, x: Tensor) -> Tensor:
         dropping = self.training and (self.drop1.p or self.drop2.p)
@@ -43,7 +43,7 @@ class FeedForward(Mlp):
 
 
 class ResTBlock(nn.Module):
-    """A pre-norm transformer block over a map [B, C, H, W]; tokens are a view of it where it is channels_last."""
+    """A pre-norm transformer block over a map, [B, C, H, W]. Tokens are a view of a channels_last map."""
 
     def __init__(
         self,
@@ -74,20 +74,21 @@ class ResT(StagedClassifier):
     """A ResT.
 
     Args:
-        dims: channels of the stages.
-        depths: blocks of the stages.
-        heads: heads of the stages.
-        reductions: by how much keys and values are shrunk in each stage.
+        dims: number of channels of each stage.
+        depths: number of blocks of each stage.
+        heads: number of heads of each stage.
+        reductions: factor by which keys and values are downsampled in each stage.
         attention: "emsa", or "msa" for plain multi-head self-attention over all tokens (appendix, Table 1).
-        position_kernel: of the depthwise convolution of the positions; 1 is the group linear layer of appendix A.4.
-        mlp_ratio: hidden channels of an MLP for each of its input.
-        out_norms: whether the features of each stage are normalised.
-        num_classes: outputs of the classifier; 0 for none.
-        in_chans: channels of the image.
-        global_pool: timm's name of a pooling, "" for none.
-        drop_rate: dropout before the classifier.
-        proj_drop_rate: dropout behind attention and MLP.
-        drop_path_rate: stochastic depth of the last block; it grows linearly with depth.
+        position_kernel: kernel size of the depthwise convolution of the positions; 1 is the group linear layer of
+            appendix A.4.
+        mlp_ratio: ratio of the hidden channels of an MLP to its input channels.
+        out_norms: whether the features of each stage are normalized.
+        num_classes: number of classes; 0 for no classifier.
+        in_chans: number of channels of the image.
+        global_pool: type of pooling, as in timm; "" for none.
+        drop_rate: dropout rate before the classifier.
+        proj_drop_rate: dropout rate after attention and MLP.
+        drop_path_rate: stochastic depth rate of the last block; it increases linearly with depth.
     """
 
     def __init__(
@@ -137,8 +138,8 @@ class ResT(StagedClassifier):
                 )
                 for number in range(depth)
             ]
-            parts = {"embed": nn.Sequential(OrderedDict(embed))} | {str(n): block for n, block in enumerate(blocks)}
-            stages.append(nn.Sequential(OrderedDict(parts)))
+            modules = {"embed": nn.Sequential(OrderedDict(embed))} | {str(n): block for n, block in enumerate(blocks)}
+            stages.append(nn.Sequential(OrderedDict(modules)))
             self.feature_info.append({"num_chs": channels, "reduction": 4 * 2**index, "module": f"stages.{index}"})
         self.stages = nn.Sequential(*stages)
         self.out_norms = nn.ModuleList(LayerNorm2d(channels, eps=1e-5) for channels in dims if out_norms)

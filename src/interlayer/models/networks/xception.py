@@ -1,4 +1,4 @@
-"""The thin Xception for 32-pixel images of the RLA paper, which timm lacks.
+"""The thin Xception of the RLA paper for 32-pixel images, which timm does not have.
 
 Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, narrowed as in Table 9 of
 "Recurrence along Depth" (RLA). Shapes, for an image [B, 3, 32, 32]:
@@ -9,12 +9,12 @@ Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2
     stage 3   sep 512, sep 512, without a shortcut                        [B, 512, 8, 8]
     head      ReLU, global average pool, linear
 
-"sep" is a 3x3 depthwise and a 1x1 convolution followed by BN, with a ReLU before it except where an activated map
-enters. A block whose width changes has a 1x1 convolution with BN on its shortcut; the last blocks of stages 1 and 2 end
-with a 3x3 max pooling of stride 2, their shortcuts stride. Convolutions have no bias.
+"sep" is a 3x3 depthwise and a 1x1 convolution followed by BN, preceded by a ReLU unless its input is activated already.
+The shortcut is a 1x1 convolution with BN if the width changes. The last blocks of stages 1 and 2 end with a 3x3 max
+pooling of stride 2, and their shortcuts have stride 2. Convolutions have no bias.
 
-Deviations: Table 9 omits the block of 256 channels in stage 1, without which the printed parameters (2.70M) fit no
-reading; with it there are 2,701,882.
+Deviations: Table 9 omits the block of 256 channels in stage 1, without which no interpretation gives the printed
+parameters (2.70M). With it there are 2,701,882.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .classifier import StagedClassifier
 
 
 class SeparableConv(nn.Module):
-    """A 3x3 depthwise convolution, a 1x1 convolution and a norm, of the activated or the raw input."""
+    """A 3x3 depthwise convolution, a 1x1 convolution and a norm, preceded by a ReLU if `activate`."""
 
     def __init__(self, in_channels: int, out_channels: int, *, activate: bool = True) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class SeparableConv(nn.Module):
 
 
 class XceptionBlock(ComponentBlock):
-    """Separable convolutions in a row, and a shortcut beside them.
+    """A residual block of consecutive separable convolutions.
 
     Args:
-        in_channels: channels of the input.
-        widths: output channels of each separable convolution.
-        activate_first: whether the first of them begins with a ReLU.
-        pool: whether the branch ends with a pooling of stride 2.
-        shortcut: False for none.
+        in_channels: number of input channels.
+        widths: number of output channels of each separable convolution.
+        activate_first: whether the first separable convolution begins with a ReLU.
+        pool: whether the branch ends with a max pooling of stride 2.
+        shortcut: whether the block has a shortcut.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class XceptionThin(StagedClassifier):
     """The thin Xception for small images.
 
     Args:
-        num_classes: outputs of the classifier; 0 for none.
-        in_chans: channels of the image.
-        global_pool: timm's name of a pooling, "" for none.
-        drop_rate: dropout before the classifier.
+        num_classes: number of classes; 0 for no classifier.
+        in_chans: number of channels of the image.
+        global_pool: type of pooling, as in timm; "" for none.
+        drop_rate: dropout rate before the classifier.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Conversion of the authors' checkpoints, one file a family: what it recognises, and how it renames."""
+"""Conversion of the authors' checkpoints. Each file recognizes the checkpoints of one family and renames them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .resnet import RESNET
 from .rest import REST
 from .rla import RLA
 
-# In order. Each family that recognises what those before it have left renames it: the attention of MRLA, then the
-# names of the backbone it stands in.
+# Applied in this order, each to the result of the previous ones: MRLA renames its attention, and the next family that
+# recognizes the result renames the backbone.
 FAMILIES: tuple[Family, ...] = (RLA, REST, MRLA, RESNET, PVT_V2)
 
 
@@ -29,11 +29,11 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
     Wrappers such as ``{"state_dict": ...}`` and prefixes such as "module." are removed. The model is not changed.
 
     Args:
-        state_dict: what ``torch.load`` returned for the authors' checkpoint.
-        model: the model here, built with ``reading="published"``.
+        state_dict: the checkpoint of the authors, as returned by ``torch.load``.
+        model: the model of this library, built with ``reading="published"``.
 
     Raises:
-        CheckpointError: names are missing, unexpected or of another shape, or the model has another reading.
+        CheckpointError: tensors are missing, unexpected or of another shape, or the model has another reading.
 
     >>> model = timm.create_model("resnet50_mrla_light", reading="published")
     >>> model.load_state_dict(interlayer.convert_checkpoint(checkpoint, model))
@@ -43,7 +43,7 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
     readings = {getattr(mechanism, "reading", None) for mechanism in attached_mechanisms(model).values()}
     renamed = source
     for family in FAMILIES:
-        if not family.recognises(renamed, model):
+        if not family.recognizes(renamed, model):
             continue
         if family.reading_matters and "paper" in readings:
             raise CheckpointError(
@@ -66,7 +66,7 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
 
 
 def _shaped_like(expected: Tensor | None, tensor: Tensor) -> Tensor:
-    """Adds or removes axes of length one: lambda is [C, 1, 1] there, [C] here."""
+    """Adds or removes dimensions of size one: lambda is [C, 1, 1] in the checkpoint and [C] in the model."""
     if expected is not None and tensor.squeeze().shape == expected.squeeze().shape:
         return tensor.reshape(expected.shape)
     return tensor

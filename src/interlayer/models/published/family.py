@@ -1,4 +1,4 @@
-"""What a family of published checkpoints says of itself."""
+"""Description of a family of published checkpoints."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 
 @dataclass(frozen=True)
 class Family:
-    """A family of checkpoints that share their names.
+    """A family of checkpoints with the same naming scheme.
 
     Args:
-        name: how messages call it.
-        recognises: whether the names of a checkpoint are the family's; it is given the checkpoint and the model.
-        rename: returns the tensors under the names of the model. A tensor that it does not know keeps its name.
-        reading_matters: whether the checkpoint computes the published reading, so that a model built with the paper's
-            reading is refused.
+        name: name of the family.
+        recognizes: function of the checkpoint and the model that returns whether the checkpoint belongs to the family.
+        rename: function of the checkpoint and the model that returns the tensors by the names of the model. Unknown
+            tensors keep their names.
+        reading_matters: whether the checkpoint requires a model with the published reading.
     """
 
     name: str
-    recognises: Callable[[Tensors, nn.Module], bool]
+    recognizes: Callable[[Tensors, nn.Module], bool]
     rename: Callable[[Tensors, nn.Module], dict[str, Tensor]]
     reading_matters: bool = False
 
 
 def rename_by(rules: Iterable[Rule], tensors: Tensors) -> dict[str, Tensor]:
-    """Renames tensors by regular expressions, which are applied to every name in order."""
+    """Renames tensors by regular expressions, which are applied to each name in order."""
     renamed = {}
     for name, tensor in tensors.items():
         for pattern, replacement in rules:

@@ -1,6 +1,6 @@
 """Names in the published MRLA checkpoints: ResNet, EfficientNet, DeiT, CeiT and PVTv2 with layer attention.
 
-The backbone's names are mostly timm's. Those of the attention differ.
+The names of the backbone are mostly those of timm. The names of the attention differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def recognises(tensors: Tensors, model: nn.Module) -> bool:
+def recognizes(tensors: Tensors, model: nn.Module) -> bool:
     return any(re.search(pattern, name) for name in tensors for pattern, _ in RULES)
 
 
@@ -30,4 +30,4 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
     return rename_by(RULES, tensors)
 
 
-MRLA = Family("MRLA", recognises, rename, reading_matters=True)
+MRLA = Family("MRLA", recognizes, rename, reading_matters=True)

@@ -1,4 +1,4 @@
-"""Names of PVTv2's own authors, which timm converts."""
+"""Names in the checkpoints of the authors of PVTv2, which are converted by timm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .family import Family, Tensors
 
 
-def recognises(tensors: Tensors, model: nn.Module) -> bool:
+def recognizes(tensors: Tensors, model: nn.Module) -> bool:
     return "patch_embed1.proj.weight" in tensors
 
 
@@ -17,4 +17,4 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
     return renamed
 
 
-PVT_V2 = Family("PVTv2", recognises, rename)
+PVT_V2 = Family("PVTv2", recognizes, rename)

@@ -1,6 +1,6 @@
-"""Names of ResNets whose stages are counted from zero, ``stages.0.1.conv1``, as in the published MRLA-base.
+"""Names of ResNets with stages numbered from zero, ``stages.0.1.conv1``, as in the published MRLA-base.
 
-timm counts them from one, ``layer1.1.conv1``.
+timm numbers them from one, ``layer1.1.conv1``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .family import Family, Tensors, rename_by
 STAGE = r"^stages\.(\d)\."
 
 
-def recognises(tensors: Tensors, model: nn.Module) -> bool:
+def recognizes(tensors: Tensors, model: nn.Module) -> bool:
     return "layer1.0.conv1.weight" in model.state_dict() and any(re.match(STAGE, name) for name in tensors)
 
 
@@ -22,4 +22,4 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
     return rename_by([(STAGE, lambda found: f"layer{int(found[1]) + 1}.")], tensors)
 
 
-RESNET = Family("ResNet", recognises, rename)
+RESNET = Family("ResNet", recognizes, rename)

@@ -18,7 +18,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def recognises(tensors: Tensors, model: nn.Module) -> bool:
+def recognizes(tensors: Tensors, model: nn.Module) -> bool:
     return "patch_embed_2.pos.pa_conv.weight" in tensors
 
 
@@ -26,4 +26,4 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
     return rename_by(RULES, tensors)
 
 
-REST = Family("ResT", recognises, rename)
+REST = Family("ResT", recognizes, rename)

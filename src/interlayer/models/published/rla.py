@@ -1,8 +1,8 @@
 """Names and shapes in the published RLA checkpoints.
 
-There the first convolution of a block reads the concatenation [x, h] with one weight, and the norms and convolutions of
-the state h lie beside the stages. Here the slice of the weight that reads h belongs to the aggregation
-(`rla.stages.0.exchanges.1`), and the block's own weights have the shapes of a plain backbone's.
+In the checkpoints, the first convolution of a block has one weight for the concatenation [x, h], and the norms and
+convolutions of the state h are separate from the stages. In this library, the slice of the weight for h belongs to the
+mechanism (`rla.stages.0.exchanges.1`), and the weights of the block have the shapes of a plain backbone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .family import Family, Tensors
 
 STATE = r"^(conv_outs|recurrent_convs|recurrent_dsconvs|stage_bns)\.|\.(conv_out|recurrent_conv|bn_rla)\."
 
-# Of a block of MobileNetV2, with and without an expansion: the names there, and the names here.
+# Names in a block of MobileNetV2, with and without an expansion: in the checkpoint, and in this library.
 INVERTED = {
     "conv1x1.0": "conv_pw",
     "conv1x1.1": "bn1",
@@ -36,21 +36,21 @@ NOT_EXPANDED = {
     "conv.1": "conv_pw",
     "conv.2": "bn2",
 }
-# The slice of each that belongs to the state: its name here, and the dimension along which x and h are concatenated.
-OF_STATE_RESNET = {"conv1": ("", 1)}
-OF_STATE_INVERTED = {"conv.0.0": ("0.", 0), "conv.0.1": ("1.", 0), "conv.1": ("3.", 1)}
+# Weights with a slice for the state: the name of the slice in this library, and the dimension of the concatenation.
+STATE_SLICES_RESNET = {"conv1": ("", 1)}
+STATE_SLICES_INVERTED = {"conv.0.0": ("0.", 0), "conv.0.1": ("1.", 0), "conv.1": ("3.", 1)}
 RESNET = {"eca": "se", "se.fc.0": "se.fc1", "se.fc.2": "se.fc2"}
-CELLS = {"conv": "gates", "conv_gates": "gates", "conv_can": "candidate"}  # of ConvLSTM and ConvGRU
+CELLS = {"conv": "gates", "conv_gates": "gates", "conv_can": "candidate"}  # names in ConvLSTM and ConvGRU
 
 
-def recognises(tensors: Tensors, model: nn.Module) -> bool:
+def recognizes(tensors: Tensors, model: nn.Module) -> bool:
     return any(re.search(STATE, name) for name in tensors)
 
 
 def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors under the names of `model`; weights that read [x, h] are split in two.
+    """Returns the tensors by the names of `model`. Weights for [x, h] are split in two.
 
-    A tensor that is not known keeps its name.
+    Unknown tensors keep their names.
     """
     rla: Any = getattr(model, "rla", None)
     if rla is None:
@@ -63,7 +63,7 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
     def block_of(stage: int, index: int) -> str:
         return f"blocks.{stage}.{index}" if mobile else f"layer{stage + 1}.{index}"
 
-    compressions = [  # there in order of stage and width, here by stage
+    compressions = [  # the checkpoint numbers them by stage and width
         f"rla.stages.{s}.compress.{w}" for s, stage in enumerate(rla.stages) for w in range(len(stage.compress))
     ]
     result: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
             prefixes = RESNET
             if mobile:
                 prefixes = INVERTED if f"{block}.conv_pwl.weight" in names else NOT_EXPANDED
-            result |= _of_block(rla, block, places.get(block), found[3], kind, tensor, prefixes, mobile)
+            result |= _rename_in_block(rla, block, places.get(block), found[3], kind, tensor, prefixes, mobile)
         elif found := re.match(r"conv_outs\.(\d+)$", module):
             result[f"{_at(compressions, int(found[1]), module)}.{kind}"] = tensor
         elif found := re.match(r"stage_bns\.(\d+)\.(\d+)$", module):
@@ -85,13 +85,13 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
             cell = f".{CELLS.get(found[2], found[2])}" if found[2] else ""
             result[f"rla.stages.{found[1]}.recurrent.0{cell}.{kind}"] = tensor
         elif re.match(r"recurrent_dsconvs\.\d+$", module):
-            result[f"rla.recurrent.{kind}"] = tensor  # five names of one convolution: the last to be loaded stays
+            result[f"rla.recurrent.{kind}"] = tensor  # five names of one convolution: the last one loaded is kept
         else:
-            result |= _of_network(rla, module, kind, tensor, mobile)
+            result |= _rename_in_network(rla, module, kind, tensor, mobile)
     return result
 
 
-def _of_block(
+def _rename_in_block(
     rla: Any,
     block: str,
     place: Any,
@@ -106,13 +106,13 @@ def _of_block(
         return {f"rla.stages.{place.stage}.{ours}.{place.index}.{kind}": tensor}
     known = next((prefix for prefix in sorted(prefixes, key=len, reverse=True) if _is_under(inner, prefix)), None)
     renamed = inner if known is None else prefixes[known] + inner.removeprefix(known)
-    of_state = (OF_STATE_INVERTED if mobile else OF_STATE_RESNET).get(inner)
-    if of_state is None or place is None or not rla.exchange or tensor.dim() == 0:
+    state_slice = (STATE_SLICES_INVERTED if mobile else STATE_SLICES_RESNET).get(inner)
+    if state_slice is None or place is None or not rla.exchange or tensor.dim() == 0:
         result = {f"{block}.{renamed}.{kind}": tensor}
-        if of_state is not None and place is not None and rla.exchange:  # a count of batches, of both norms
-            result[f"rla.stages.{place.stage}.exchanges.{place.index}.{of_state[0]}{kind}"] = tensor
+        if state_slice is not None and place is not None and rla.exchange:  # num_batches_tracked of both norms
+            result[f"rla.stages.{place.stage}.exchanges.{place.index}.{state_slice[0]}{kind}"] = tensor
         return result
-    submodule, dim = of_state
+    submodule, dim = state_slice
     own = tensor.shape[dim] - rla.state_channels
     path = f"rla.stages.{place.stage}.exchanges.{place.index}.{submodule}{kind}"
     return {
@@ -121,7 +121,7 @@ def _of_block(
     }
 
 
-def _of_network(rla: Any, module: str, kind: str, tensor: Tensor, mobile: bool) -> dict[str, Tensor]:
+def _rename_in_network(rla: Any, module: str, kind: str, tensor: Tensor, mobile: bool) -> dict[str, Tensor]:
     if module == "bn2":
         return {f"rla.norm.{kind}": tensor}
     if not mobile:
@@ -141,4 +141,4 @@ def _at(names: list[str], index: int, otherwise: str) -> str:
     return names[index] if index < len(names) else otherwise
 
 
-RLA = Family("RLA", recognises, rename, reading_matters=True)
+RLA = Family("RLA", recognizes, rename, reading_matters=True)

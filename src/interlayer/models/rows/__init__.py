@@ -1,4 +1,4 @@
-"""The named models of the papers as rows of data, one paper a file. Importing a file registers its models with timm."""
+"""Named models of the papers as rows of data, one file per paper. Importing a file registers its models with timm."""
 
 from . import cb, mrla, rla
 from .row import ROWS, Row

@@ -1,6 +1,6 @@
-"""The named models of "Scratching Visual Transformer's Back with Uniform Attention": rows with context broadcasting.
+"""Named models of the paper "Scratching Visual Transformer's Back with Uniform Attention".
 
-At the end of the MLP in the upper half of the blocks, where the paper's tables find it best.
+Context broadcasting is applied at the end of the MLP in the upper half of the blocks, the best setting in the paper.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The named models of the MRLA paper: rows that combine a backbone with layer attention.
+"""Named models of the MRLA paper: backbones with layer attention.
 
-Settings: channels per head as in section 5.1, stages and stochastic depth as in appendix B.1.1. ResNets drop the
-attention alone, with probability 0.2; EfficientNets and transformers let it share each block's own stochastic depth
-(`drop_path_rate`).
+Channels per head are those of section 5.1, stages and stochastic depth those of appendix B.1.1. ResNets drop only the
+attention, with probability 0.2. EfficientNets and transformers use the stochastic depth of each block for the attention
+as well (`drop_path_rate`).
 """
 
 from __future__ import annotations
 
-from ..networks import ceit  # noqa: F401  registers the CeiTs, which are backbones of rows below
+from ..networks import ceit  # noqa: F401  registers the CeiTs, which are backbones of models below
 from .row import Row, register_rows
 
 SIZES = ("tiny", "small", "base")

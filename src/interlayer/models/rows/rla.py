@@ -1,7 +1,7 @@
-"""The named models of the RLA paper, "Recurrence along Depth", and the peers its tables compare them with.
+"""Named models of the RLA paper, "Recurrence along Depth", and the models that its tables compare with them.
 
-State channels: 32 on ImageNet, 12 (bottlenecks and Xception) or 4 (blocks of two 3x3 convolutions) on CIFAR, as in
-appendix B.1 and B.2. Variants by the names of Tables 6 and 11.
+The state has 32 channels on ImageNet, and 12 (bottlenecks and Xception) or 4 (blocks of two 3x3 convolutions) on CIFAR,
+as in appendix B.1 and B.2. Variants are named as in Tables 6 and 11.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...mechanisms.gates import ON_BRANCH
-from ..networks import preresnet, xception  # noqa: F401  registers the backbones of rows below
+from ..networks import preresnet, xception  # noqa: F401  registers the backbones of models below
 from .row import Row, register_rows
 
 VARIANTS = ("v2", "v3", "v4", "v5", "v6", "postact", "convlstm", "convgru", "unshared", "no_exchange")

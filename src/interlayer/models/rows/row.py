@@ -1,4 +1,4 @@
-"""A named model as a row of data: a backbone, the mechanism attached to it, and its options."""
+"""Named models as rows of data: a backbone, a mechanism attached to it, and their options."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class Row:
     """A named model.
 
     Args:
-        name: the name timm knows it by.
-        backbone: the timm model it extends.
-        mechanism: key of `interlayer.attach`; "" for a model that differs from the backbone by its options alone.
+        name: name of the model in timm.
+        backbone: name of the timm model that it extends.
+        mechanism: key of `interlayer.attach`; "" for a model that differs from the backbone only by its options.
         options: options of `interlayer.attach`.
-        companion: a mechanism attached before, such as "eca".
-        backbone_options: what the backbone is built with.
-        published_options, published_backbone: what differs in the authors' published model besides the reading.
-        config: what differs from the backbone's configuration.
+        companion: key of a mechanism that is attached first, such as "eca".
+        backbone_options: options of the backbone.
+        published_options: options of `interlayer.attach` that differ in the authors' published model.
+        published_backbone: options of the backbone that differ in the authors' published model.
+        config: entries that differ from the configuration of the backbone.
     """
 
     name: str
@@ -42,11 +43,11 @@ class Row:
 
 
 ROWS: dict[str, Row] = {}
-default_cfgs: dict[str, dict[str, Any]] = {}  # timm looks for it here
+default_cfgs: dict[str, dict[str, Any]] = {}  # timm reads this name
 
 
 def register_rows(rows: Iterable[Row]) -> None:
-    """Registers the models with timm."""
+    """Registers named models with timm."""
     for row in rows:
         ROWS[row.name] = row
         default_cfgs[row.name] = config_like(row.backbone, **row.config)
@@ -79,11 +80,13 @@ def build(
 
     Args:
         row: the named model.
-        pretrained: must be False: no weights of these models are distributed.
-        reading: "paper", or "published" for the authors' program, other stem and heads included where it has them.
+        pretrained: must be False, because no weights of these models are distributed.
+        reading: "paper", or "published" for the authors' program, including its stem and heads if they differ.
+        attach_options: options of `interlayer.attach` that replace those of the row, such as {"drop_path": 0.0}.
+        pretrained_cfg: ignored; passed by timm.
         pretrained_cfg_overlay: entries of the model's configuration to replace, such as its mean and std.
-        attach_options: options of `interlayer.attach` that replace the row's, such as {"drop_path": 0.0}.
-        backbone_options: anything `timm.create_model` takes for the backbone.
+        cache_dir: ignored; passed by timm.
+        backbone_options: options of `timm.create_model` for the backbone.
     """
     if pretrained:
         names = [name for name in (row.companion, row.mechanism) if name]
@@ -99,11 +102,11 @@ def build(
     if not row.mechanism and (attach_options or reading != "paper"):
         raise ValueError(f"nothing is attached in {row.name}, so it has neither attach_options nor another reading")
     options = dict(row.options)
-    built_with = dict(row.backbone_options)
+    row_options = dict(row.backbone_options)
     if reading == "published":
         options |= row.published_options
-        built_with |= row.published_backbone
-    model = timm.create_model(row.backbone, pretrained=False, **{**built_with, **backbone_options})
+        row_options |= row.published_backbone
+    model = timm.create_model(row.backbone, pretrained=False, **{**row_options, **backbone_options})
     config = {**(model.pretrained_cfg or {}), **default_cfgs[row.name], "architecture": row.name}
     config |= pretrained_cfg_overlay or {}
     config["num_classes"] = backbone_options.get("num_classes", config["num_classes"])

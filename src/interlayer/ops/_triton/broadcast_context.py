@@ -1,8 +1,8 @@
-"""Context broadcasting in one kernel: a program holds all tokens of one image and some of the channels.
+"""Context broadcasting in one kernel. A program holds all tokens of one image and a block of channels.
 
-Both forms are y = a x + w ⊙ mean x, with a = w = 1/2 or a = 1 and w = Λ; a = 1 and w = -1 subtracts the average. The
-matrix of this map is symmetric, so the gradient of x is the same map of the gradient of y, and that of Λ is N times the
-product of both averages, summed over the images.
+Both forms are y = a x + w ⊙ mean x, with a = w = 1/2 for CB and a = 1 and w = Λ for CB_S; a = 1 and w = -1 subtracts
+the average. The matrix of this map is symmetric, so the gradient of x is the same map applied to the gradient of y. The
+gradient of Λ is N times the product of the averages of x and of the gradient of y, summed over the images.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..dispatch import is_chosen, operation_named
 from ..once import once_differentiable
 from .runtime import TYPES, pieces, run_kernel, tile, tokens_unsupported_reason
 
-CHANNELS = 64  # of a program
-MOST_HELD = 256  # tokens that a program keeps while it averages; if there are more, they are read twice
-HALVES, ADDED = (0.5, 0.5), (1.0, 1.0)  # a and w without Λ, of CB and CB_S
-LEAST_PROGRAMS = 128  # for images of many tokens: fewer would leave a GPU idle
+CHANNELS = 64  # channels of a program
+MOST_HELD = 256  # tokens that a program holds while it averages; larger numbers are read twice
+HALVES, ADDED = (0.5, 0.5), (1.0, 1.0)  # a and w without Λ, for CB and CB_S
+LEAST_PROGRAMS = 128  # for images of many tokens: fewer programs would not occupy a GPU
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _broadcast_kernel(
 
 
 def _broadcast(x: Tensor, scale: Tensor | None, own_factor: float, average_factor: float) -> tuple[Tensor, Tensor]:
-    """Return own_factor x + average_factor scale ⊙ average, and the average of each image's tokens."""
+    """Returns own_factor x + average_factor scale ⊙ average, and the average of the tokens of each image."""
     batch, channels = x.shape[0], x.shape[-1]
     tokens = math.prod(x.shape[1:-1])
     held = tile(tokens) <= MOST_HELD
@@ -81,7 +81,10 @@ def _broadcast(x: Tensor, scale: Tensor | None, own_factor: float, average_facto
 
 
 def subtract_average(x: Tensor) -> Tensor:
-    """Tokens [B, N, C] less the average token of their image, which is accumulated in float32 at least."""
+    """Subtracts the average token of each image from the tokens, [B, N, C].
+
+    The average is accumulated in float32 or float64.
+    """
     return _broadcast(x, None, 1.0, -1.0)[0]
 
 
@@ -109,7 +112,7 @@ def _scaled_gradients(ctx: Any, grad: Tensor) -> Any:
 
 
 def _leaves_idle(x: Tensor) -> bool:
-    """Whether a few programs would process many tokens each."""
+    """Returns whether a few programs would process many tokens each."""
     programs = x.shape[0] * pieces(x.shape[-1], CHANNELS)
     return math.prod(x.shape[1:-1]) > MOST_HELD and programs < LEAST_PROGRAMS
 

@@ -1,11 +1,11 @@
-"""Steps of the backward pass of a feed-forward network: the gradient of GELU and sums over all rows, in one pass.
+"""Backward pass of a feed-forward network: the gradient of GELU and sums over all rows, in one pass.
 
-With Φ and φ the normal distribution and its density and g the gradient of gelu(x),
+With the normal distribution function Φ, its density φ and the gradient g of gelu(x),
 
     gelu(x) = x Φ(x),   dx = g (Φ(x) + x φ(x))
 
-A program processes many rows of some columns and stores one line of the partial sums [PROGRAMS, C], which are added
-afterwards: the result does not depend on the order of the programs.
+A program processes many rows of a block of columns and stores one row of the partial sums, [PROGRAMS, C], which are
+added afterwards, so the result does not depend on the order of the programs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .runtime import (
     tokens_unsupported_reason,
 )
 
-ELEMENTS = 2048  # that a program holds at once
-COLUMNS = 128  # of a program
+ELEMENTS = 2048  # elements that a program holds at once
+COLUMNS = 128  # columns of a program
 
 
 @triton.jit
 def _sums_kernel(
     x_ptr,  # [rows, channels]
-    grad_ptr,  # [rows, channels]: of gelu(x), overwritten by that of x
+    grad_ptr,  # [rows, channels]: gradient of gelu(x), overwritten by the gradient of x
     activated_ptr,  # [rows, channels]: gelu(x)
-    sums_ptr,  # [programs, channels]: of the gradient of x, or of x itself
+    sums_ptr,  # [programs, channels]: partial sums of the gradient of x, or of x itself
     rows, channels,
     GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -47,10 +47,10 @@ def _sums_kernel(
         x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
         if GELU:
             grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(ACC)
-            below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+            cdf = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
             density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
-            grad_x = grad * (below + x * density)
-            tl.store(activated_ptr + places, (x * below).to(activated_ptr.dtype.element_ty), mask=inside)
+            grad_x = grad * (cdf + x * density)
+            tl.store(activated_ptr + places, (x * cdf).to(activated_ptr.dtype.element_ty), mask=inside)
             tl.store(grad_ptr + places, grad_x.to(grad_ptr.dtype.element_ty), mask=inside)
             sums += grad_x
         else:
@@ -59,7 +59,7 @@ def _sums_kernel(
 
 
 def _sums(x: Tensor, grad: Tensor | None = None, activated: Tensor | None = None) -> Tensor:
-    """Run `_sums_kernel`, with the activation if its tensors are given, and return the column sums, [C]."""
+    """Runs `_sums_kernel`, with the gradient of GELU if `grad` is given, and returns the sums over the rows, [C]."""
     rows, channels = x.shape
     accumulate = torch.promote_types(x.dtype, torch.float32)
     columns = tile(channels, COLUMNS)
@@ -78,7 +78,7 @@ def unsupported_reason(*tensors: Tensor) -> str | None:
     x = tensors[0]
     reason = tokens_unsupported_reason(*tensors)
     if reason is None and any(not t.is_contiguous() or t.dtype != x.dtype for t in tensors):
-        reason = "rows must be of one floating-point type and lie one after another"
+        reason = "rows must be contiguous and of one floating-point type"
     return small_unsupported_reason(x) if reason is None else reason
 
 

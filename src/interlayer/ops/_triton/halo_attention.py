@@ -1,18 +1,18 @@
-"""Blocked local attention that reads neighbourhoods from the map: gathers nothing and stores no attention weights.
+"""Blocked local attention that reads neighborhoods directly from the map and stores no attention weights.
 
-A program holds a tile of queries of one block and one head and iterates over the (b + 2h)² keys of its neighbourhood in
-chunks; keys outside the map, which would be masked, are skipped. The maps are channels_last, so the channels of a pixel
+A program holds a tile of queries of one block and one head and iterates over the (b + 2h)² keys of its neighborhood in
+chunks. If padding is masked, keys outside the map are skipped. The maps are channels_last, so the channels of a pixel
 and a head are contiguous.
 
 The position term of query m and key n is A[m, row of n] + A[m, W + column of n], where A[m, r] = q_m · rel_rows[r -
 row of m], and the entries of the columns follow those of the W rows. A is computed once for a tile of queries, by a
-product with both tables and a shift of each line, and expanded to the keys by a product with M[n, ·], which is one at
-n's row and at n's column and zero elsewhere. In the backward pass the same product accumulates the gradient of A.
+product with both tables and a shift of each row, and expanded to the keys by a product with M[n, ·], which is one at
+n's row and at n's column and zero elsewhere. In the backward pass, the same product accumulates the gradient of A.
 
 The softmax is computed in base 2: exp(x) = 2^(x log2 e), and `lse` is the base-2 logarithm of the sum. The backward
-pass recomputes the weights, transposed, so that the gradients of keys and values need no further transposition. These
-are sums over the blocks that read a pixel, accumulated in float32 by atomic additions; their order, and so their last
-bits, can differ from run to run on a GPU.
+pass recomputes the transposed weights, so that the gradients of keys and values need no further transposition. These
+gradients are sums over the blocks that read a pixel, accumulated in float32 by atomic additions. The order of the
+additions, and therefore the last bits, can differ between runs on a GPU.
 """
 
 from __future__ import annotations
@@ -31,30 +31,28 @@ from torch.utils.flop_counter import register_flop_formula
 from ..halo_attention import HaloPlan
 from .runtime import (
     LAUNCHES,
-    LEAST_CHANNELS,
     LOG2_E,
     SLOTS,
     TYPES,
     Launch,
     Operator,
     device_unsupported_reason,
-    number_types,
+    head_tile,
     pieces,
     product,
-    run_fitting,
-    run_kernel,
+    run_attention,
     tile,
 )
 
-MOST_CHANNELS = 256  # of a head
+MOST_CHANNELS = 256  # channels of a head
 MOST_WINDOW = 64
-MOST_TABLE_BYTES = 64 * 1024  # of both tables together, which a program holds whole
-# n // d is n (RECIPROCAL // d + 1) // RECIPROCAL where n d < RECIPROCAL: a product and a shift, no division.
+MOST_TABLE_BYTES = 64 * 1024  # of both tables together, which a program holds at once
+# If n d < RECIPROCAL, n // d equals n (RECIPROCAL // d + 1) // RECIPROCAL, a product and a shift without a division.
 RECIPROCAL = tl.constexpr(1 << 20)
 
 
 def _forward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
-    """The fastest on an H200 for blocks of 8, 10 and 12 and heads of 16 to 256 channels."""
+    """Returns the fastest launch parameters on an H200, for blocks of 8, 10 and 12 and heads of 16 to 256 channels."""
     if queries <= 64:
         return (Launch(64, 32, 2, 3), *LAUNCHES) if channels <= 64 else LAUNCHES
     if channels > 128:
@@ -72,7 +70,7 @@ def _backward_launches(queries: int, channels: int) -> tuple[Launch, ...]:
 
 @triton.jit
 def _block_of_program(down, across, heads):
-    """Batch, head, block row and block column; heads vary fastest, as they share lines of memory."""
+    """Returns batch, head, block row and block column. Heads vary fastest, because they share cache lines."""
     program = tl.program_id(0)
     block = program // heads
     batch = block // (across * down)
@@ -83,7 +81,7 @@ def _block_of_program(down, across, heads):
 def _queries(
     batch, block_row, block_col, height, width, SIDE: tl.constexpr, STRIDE: tl.constexpr, QUERIES: tl.constexpr
 ):
-    """Of a tile of queries: row and column in the block, whether it is inside the map, pixel."""
+    """Returns for each query of a tile its row and column in the block, whether it is inside the map, and its pixel."""
     m = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     row = block_row * SIDE + m // SIDE
     col = block_col * SIDE + m % SIDE
@@ -93,7 +91,7 @@ def _queries(
 
 @triton.jit
 def _extent(block, size, BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr):
-    """Along one side of a window: the first line that can be seen, and how many: masked, those inside the map."""
+    """Returns the first visible row or column of a window, and their number: those inside the map if MASKED."""
     if not MASKED:
         return 0, WINDOW
     first = tl.maximum(HALO - block * BLOCK, 0)
@@ -105,10 +103,10 @@ def _keys(
     start, batch, block_row, block_col, height, width, first_row, rows, first_col, cols,
     BLOCK: tl.constexpr, HALO: tl.constexpr, MASKED: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk of keys: row and column in the window, whether it is seen, whether it is inside the map, pixel."""
+    """Returns for each key of a chunk its row and column in the window, visibility, presence in the map, and pixel."""
     n = start + tl.arange(0, KEYS)
-    line = (n * (RECIPROCAL // cols + 1)) // RECIPROCAL
-    row, col = first_row + line, first_col + n - line * cols
+    quotient = (n * (RECIPROCAL // cols + 1)) // RECIPROCAL
+    row, col = first_row + quotient, first_col + n - quotient * cols
     y = block_row * BLOCK - HALO + row
     x = block_col * BLOCK - HALO + col
     seen = n < rows * cols
@@ -120,7 +118,7 @@ def _keys(
 
 @triton.jit
 def _near(row, col, row_offset, col_offset, HALO: tl.constexpr):
-    """Whether keys are at most HALO pixels from queries in both directions."""
+    """Returns whether keys are at most HALO pixels from queries in both directions."""
     below = row - HALO - row_offset
     beside = col - HALO - col_offset
     return (below <= HALO) & (below >= -HALO) & (beside <= HALO) & (beside >= -HALO)
@@ -128,7 +126,7 @@ def _near(row, col, row_offset, col_offset, HALO: tl.constexpr):
 
 @triton.jit
 def _load(ptr, pixel, inside, head, heads, channels: tl.constexpr, CHANNELS: tl.constexpr):
-    """[pixels, CHANNELS]: a head's channels of each pixel, zero outside the map."""
+    """Loads the channels of a head for each pixel, [pixels, CHANNELS], with zeros outside the map."""
     c = tl.arange(0, CHANNELS)
     mask = inside[:, None] & (c < channels)[None, :]
     return tl.load(ptr + (pixel * heads + head)[:, None] * channels + c[None, :], mask=mask, other=0.0)
@@ -136,9 +134,10 @@ def _load(ptr, pixel, inside, head, heads, channels: tl.constexpr, CHANNELS: tl.
 
 @triton.jit
 def _table_entries(half: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr, CHANNELS: tl.constexpr):
-    """Where entries of [2 TABLE, CHANNELS] lie in either table: place and mask in the rows', then the columns'.
+    """Returns offset and mask of the entries of [2 TABLE, CHANNELS] in the table of rows, and in the table of columns.
 
-    The rows' table belongs to the first half of a query's channels, the columns', TABLE lines further, to the second.
+    The table of rows belongs to the first half of a query's channels. The table of columns follows after TABLE rows and
+    belongs to the second half.
     """
     t = tl.arange(0, 2 * TABLE)[:, None]
     c = tl.arange(0, CHANNELS)[None, :]
@@ -162,7 +161,7 @@ def _position_products(
     HALO: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr, WINDOWS: tl.constexpr,
     ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """A, [QUERIES, 2 WINDOWS]: the product of each query with the entry for every row, and every column, it sees."""
+    """Computes A, [QUERIES, 2 WINDOWS]: the product of each query with the entry of each visible row and column."""
     w = tl.arange(0, 2 * WINDOWS)[None, :]
     is_col = w >= WINDOWS
     offset = tl.where(is_col, col_offset[:, None], row_offset[:, None])
@@ -176,19 +175,19 @@ def _to_entries(
     grad_places, row_offset, col_offset,
     HALO: tl.constexpr, WINDOW: tl.constexpr, TABLE: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
-    """[QUERIES, 2 TABLE] of A's gradient [QUERIES, 2 WINDOWS]: the shift of each line undone."""
+    """Undoes the shift of each row of the gradient of A: [QUERIES, 2 WINDOWS] -> [QUERIES, 2 TABLE]."""
     t = tl.arange(0, 2 * TABLE)[None, :]
     is_col = t >= TABLE
     offset = tl.where(is_col, col_offset[:, None], row_offset[:, None])
     place = tl.where(is_col, t - TABLE, t) - (WINDOW - 1) + HALO + offset
-    there = (place >= 0) & (place < WINDOW)
+    inside = (place >= 0) & (place < WINDOW)
     place = tl.minimum(tl.maximum(place, 0), WINDOWS - 1) + tl.where(is_col, WINDOWS, 0)
-    return tl.where(there, tl.gather(grad_places, place, 1), 0.0)
+    return tl.where(inside, tl.gather(grad_places, place, 1), 0.0)
 
 
 @triton.jit
 def _marks(row, col, WINDOWS: tl.constexpr, DOT: tl.constexpr):
-    """M, [KEYS, 2 WINDOWS]: one at each key's row and column."""
+    """Computes M, [KEYS, 2 WINDOWS], which is one at the row and the column of each key."""
     w = tl.arange(0, 2 * WINDOWS)[None, :]
     return ((w == row[:, None]) | (w == col[:, None] + WINDOWS)).to(DOT)
 
@@ -244,7 +243,7 @@ def _forward_kernel(
         v = _load(v_ptr, key_pixel, key_inside, head, heads, value_channels, VALUES)
         output = output * shrink[:, None] + product(p, v, ACC, DOT)
         largest = larger
-    total = tl.where(total == 0, 1.0, total)  # queries that only fill up a tile
+    total = tl.where(total == 0, 1.0, total)  # padding queries have no keys
     e = tl.arange(0, VALUES)
     places = (pixel * heads + head)[:, None] * value_channels + e[None, :]
     mask = inside[:, None] & (e < value_channels)[None, :]
@@ -256,7 +255,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     q_ptr, k_ptr, v_ptr, rows_ptr, cols_ptr, output_ptr, lse_ptr,  # as in the forward kernel
-    grad_ptr,  # of the output
+    grad_ptr,  # gradient of the output
     grad_q_ptr,
     grad_k_ptr,  # [batch, height, width, heads channels], float32
     grad_v_ptr,  # [batch, height, width, heads value_channels], float32
@@ -336,7 +335,7 @@ def _run(
     plan: HaloPlan,
     relative: bool,
 ) -> None:
-    """Launch a kernel for every block, head and tile of queries, with the first launch parameters that fit the GPU."""
+    """Launches a kernel for each block, head and tile of queries, with the first launch parameters that fit the GPU."""
     q, k, v = tensors[:3]
     batch, _, height, width = k.shape
     channels, value_channels = k.shape[1] // plan.heads, v.shape[1] // plan.heads
@@ -354,23 +353,19 @@ def _run(
         "CENTERED": plan.centered,
         "MASKED": plan.mask_padding,
         "RELATIVE": relative,
-        "CHANNELS": tile(max(LEAST_CHANNELS, channels)),
-        "VALUES": tile(max(LEAST_CHANNELS, value_channels)),
+        "CHANNELS": head_tile(channels),
+        "VALUES": head_tile(value_channels),
         "TABLE": tile(2 * plan.window - 1),
         "WINDOWS": tile(plan.window),
-        **number_types(q.dtype),
     }
 
-    def run(launch: Launch) -> None:
+    def tiles(launch: Launch) -> tuple[tuple[int, ...], dict[str, int]]:
         queries = tile(side * side, launch.queries)
         grid = (batch * plan.heads * down * across, pieces(side * side, queries))
-        run_kernel(
-            kernel, grid, *tensors, *sizes, **constants, QUERIES=queries, KEYS=tile(plan.window**2, launch.keys),
-            num_warps=launch.warps, num_stages=launch.stages,
-        )  # fmt: skip
+        return grid, {"QUERIES": queries, "KEYS": tile(plan.window**2, launch.keys)}
 
-    ways = launches(side * side, max(channels, value_channels))
-    run_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), ways, run)
+    candidates = launches(side * side, max(channels, value_channels))
+    run_attention(kernel, (*tensors, *sizes), constants, tiles, candidates)
 
 
 @partial(Operator, "halo_attention")
@@ -389,7 +384,7 @@ def _forward(
     scale: float,
     position_scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the result, and the base-2 logarithm of the softmax's denominator for every query and head."""
+    """Returns the result, and the base-2 logarithm of the softmax denominator for each query and head."""
     plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
     output, lse = _empty_results(q, v, heads)
     relative = rel_rows is not None
@@ -429,7 +424,7 @@ def _backward(
     scale: float,
     position_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and both tables; those of tables that are None are empty tensors."""
+    """Returns the gradients of q, k, v and both tables. The gradient of a table that is None is an empty tensor."""
     plan = HaloPlan(heads, block, halo, stride, centered, mask_padding, scale, position_scale)
     relative = rel_rows is not None
     grad = grad.to(output.dtype).contiguous(memory_format=torch.channels_last)
@@ -453,7 +448,7 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rel_rows: Any, rel_cols: An
 def _flops(
     q: Any, k: Any, v: Any, rows: Any, cols: Any, heads: int, block: int, halo: int, *plan: Any, **_: Any
 ) -> int:
-    """Counts q · k and the weighted sum of values. Shapes are passed instead of the tensors."""
+    """Counts q · k and the weighted sum of values. The arguments are the shapes of the tensors."""
     return 2 * q[0] * q[2] * q[3] * (block + 2 * halo) ** 2 * (k[1] + v[1])
 
 
@@ -465,23 +460,23 @@ def _backward_flops(
     return 2 * q[0] * q[2] * q[3] * (plan[1] + 2 * plan[2]) ** 2 * (3 * k[1] + 2 * v[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:5], *output)
     ctx.plan = inputs[5:]
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> Any:
-    nothing = (None,) * len(ctx.plan)
+    plan_grads = (None,) * len(ctx.plan)
     if grad is None:
-        return (None,) * 5 + nothing
-    saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
+        return (None,) * 5 + plan_grads
+    saved = ctx.saved_tensors  # gradient checkpointing allows only one access
     grads = _backward(grad, *saved, *ctx.plan)
     tables = grads[3:] if saved[3] is not None else (None, None)
-    return *grads[:3], *tables, *nothing
+    return *grads[:3], *tables, *plan_grads
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def unsupported_reason(
@@ -494,14 +489,14 @@ def unsupported_reason(
     if plan.block % plan.stride:
         return f"expected a block divisible by the stride {plan.stride}, got {plan.block}"
     if plan.window > MOST_WINDOW:
-        return f"the neighbourhood must be at most {MOST_WINDOW} pixels wide, got {plan.window}"
+        return f"the neighborhood must be at most {MOST_WINDOW} pixels wide, got {plan.window}"
     if max(k.shape[1], v.shape[1]) > MOST_CHANNELS * plan.heads:
         return f"a head must have at most {MOST_CHANNELS} channels"
-    widest = tile(max(LEAST_CHANNELS, k.shape[1] // plan.heads))
+    widest = head_tile(k.shape[1] // plan.heads)
     if rel_rows is not None and 2 * tile(2 * plan.window - 1) * widest * q.element_size() > MOST_TABLE_BYTES:
-        return f"tables of a neighbourhood {plan.window} pixels wide are too large for heads of {widest} channels"
+        return f"tables of a neighborhood {plan.window} pixels wide are too large for heads of {widest} channels"
     if plan.scale == 0:
-        return "the products of queries and keys must count: scale is 0"
+        return "the kernel divides by scale, and scale is 0"
     return device_unsupported_reason(q)
 
 

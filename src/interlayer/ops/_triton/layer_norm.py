@@ -1,12 +1,12 @@
-"""Layer norm in one pass forward and one pass backward, which accumulates the gradients of weight and bias as well.
+"""Layer norm in one pass forward and one pass backward, including the gradients of weight and bias.
 
-With n = (x - mean) / sqrt(var + eps), y = n γ + β and g the gradient of y, averages over the channels and sums over the
-rows,
+With n = (x - mean) / sqrt(var + eps), y = n γ + β and g the gradient of y, where means are taken over the channels and
+sums over the rows,
 
     dx = (g γ - mean(g γ) - n mean(g γ n)) / sqrt(var + eps),   dγ = sum of g n,   dβ = sum of g
 
-A program holds whole rows. In the backward pass a program processes many rows and stores one line of the partial sums
-[PROGRAMS, 2, C], which are added afterwards: the result does not depend on the order of the programs.
+A program holds entire rows. In the backward pass, a program processes many rows and stores one row of the partial sums,
+[PROGRAMS, 2, C], which are added afterwards, so the result does not depend on the order of the programs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .runtime import (
     tokens_unsupported_reason,
 )
 
-ELEMENTS = 4096  # that a program holds at once
+ELEMENTS = 4096  # elements that a program holds at once
 MOST_CHANNELS = 4096
 
 
@@ -49,14 +49,14 @@ def _norm_kernel(
     places = row[:, None] * channels + c[None, :]
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
     mean = tl.sum(x, 1) / channels
-    off = tl.where((c < channels)[None, :], x - mean[:, None], 0.0)
-    spread = 1 / tl.sqrt(tl.sum(off * off, 1) / channels + eps)
+    centered = tl.where((c < channels)[None, :], x - mean[:, None], 0.0)
+    inverse_std = 1 / tl.sqrt(tl.sum(centered * centered, 1) / channels + eps)
     weight = tl.load(weight_ptr + c, mask=c < channels, other=0.0).to(ACC)
     bias = tl.load(bias_ptr + c, mask=c < channels, other=0.0).to(ACC)
-    y = off * spread[:, None] * weight[None, :] + bias[None, :]
+    y = centered * inverse_std[:, None] * weight[None, :] + bias[None, :]
     tl.store(output_ptr + places, y.to(output_ptr.dtype.element_ty), mask=inside)
     tl.store(statistics_ptr + row, mean, mask=row < rows)
-    tl.store(statistics_ptr + rows + row, spread, mask=row < rows)
+    tl.store(statistics_ptr + rows + row, inverse_std, mask=row < rows)
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _norm_gradients_kernel(
     x_ptr, weight_ptr, statistics_ptr,  # as above
     grad_ptr,  # [rows, channels]
     grad_x_ptr,  # [rows, channels]
-    sums_ptr,  # [programs, 2, channels]: of the gradients of weight and bias
+    sums_ptr,  # [programs, 2, channels]: partial sums of the gradients of weight and bias
     rows, channels,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -79,14 +79,14 @@ def _norm_gradients_kernel(
         x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
         grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(ACC)
         mean = tl.load(statistics_ptr + row, mask=row < rows, other=0.0)
-        spread = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)
-        normed = tl.where(inside, (x - mean[:, None]) * spread[:, None], 0.0)
+        inverse_std = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)
+        normed = tl.where(inside, (x - mean[:, None]) * inverse_std[:, None], 0.0)
         grad_weight += grad * normed
         grad_bias += grad
         weighted = grad * weight[None, :]
-        along = tl.sum(weighted * normed, 1) / channels
-        level = tl.sum(weighted, 1) / channels
-        grad_x = (weighted - level[:, None] - normed * along[:, None]) * spread[:, None]
+        correlation = tl.sum(weighted * normed, 1) / channels
+        average = tl.sum(weighted, 1) / channels
+        grad_x = (weighted - average[:, None] - normed * correlation[:, None]) * inverse_std[:, None]
         tl.store(grad_x_ptr + places, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
     line = sums_ptr + tl.program_id(0) * 2 * channels + c
     tl.store(line, tl.sum(grad_weight, 0), mask=c < channels)

@@ -1,17 +1,17 @@
-"""Attention with mixed heads that stores no attention map: a kernel computes the sum of squares with the output.
+"""Attention with mixed heads that stores no attention map: one kernel computes the output and the sums of squares.
 
-In the forward pass the average is subtracted from the values. Then a program holds a tile of queries of one image and
-one head j and iterates over chunks of keys with an online softmax; a chunk's scores are the sum over the heads i of
-M[j, i] q_i k_iᵀ. The norm's factor r_j follows from the sums of squares, and multiplies the result. In the backward
-pass, with g the gradient of the result o, t_j = -r_j² (sum of g_j · o_j) / (2 n n'), which is the gradient of a row's
-sum of squares, and D_i = sum over j of M[j, i] dS'_j,
+In the forward pass, the average is subtracted from the values first. A program then holds a tile of queries of one
+image and one head j and iterates over chunks of keys with an online softmax. The scores of a chunk are the sum over the
+heads i of M[j, i] q_i k_iᵀ. The factor r_j of the norm is computed from the sums of squares and multiplied by the
+result. In the backward pass, with the gradient g of the result o, the gradient of the sum of squares of a row
+t_j = -r_j² (sum of g_j · o_j) / (2 n n'), and D_i = sum over j of M[j, i] dS'_j,
 
     dP_j  = r_j g_j v_jᵀ + 2 t_j P_j
     dS'_j = P_j (dP_j - sum over the row of P_j dP_j),    where that sum is o_j · g_j + 2 t_j sum P_j²
     dq_i  = s D_i k_i,   dk_i = s D_iᵀ q_i,   dv_i = r_i P_iᵀ g_i,   dM[j, i] = s sum of dS'_j (q_i k_iᵀ)
 
-One kernel computes o · g and t from the rows, another dq from tiles of queries, a third dk, dv and dM from chunks of
-keys. The last two recompute the weights.
+The first kernel computes o · g and t from the rows, the second dq from tiles of queries, and the third dk, dv and dM
+from chunks of keys. The last two recompute the weights.
 """
 
 from __future__ import annotations
@@ -27,35 +27,33 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .broadcast_context import subtract_average
 from .runtime import (
-    LAUNCHES,
-    LEAST_CHANNELS,
     LOG2_E,
     SLOTS,
     TYPES,
     Launch,
     Operator,
     device_unsupported_reason,
-    number_types,
+    head_tile,
     pieces,
     product,
-    run_fitting,
+    run_attention,
     run_kernel,
     tile,
 )
 
-MOST_CHANNELS = 128  # of a head
+MOST_CHANNELS = 128  # channels of a head
 
 
 @triton.jit
 def _head_of_program(heads: tl.constexpr):
-    """Batch and head; heads vary fastest, as they share lines of memory."""
+    """Returns batch and head. Heads vary fastest, because they share cache lines."""
     program = tl.program_id(0)
     return (program // heads).to(tl.int64), program % heads
 
 
 @triton.jit
 def _tokens(ptr, batch, rows, row_count, row_stride, head, channels: tl.constexpr, CHANNELS: tl.constexpr):
-    """Load a head's channels of some tokens, [len(rows), CHANNELS], with zeros beyond the last token."""
+    """Loads the channels of a head for some tokens, [len(rows), CHANNELS], with zeros beyond the last token."""
     c = tl.arange(0, CHANNELS)
     places = (batch * row_count + rows)[:, None] * row_stride + head * channels + c[None, :]
     return tl.load(ptr + places, mask=(rows < row_count)[:, None] & (c < channels)[None, :], other=0.0)
@@ -63,7 +61,7 @@ def _tokens(ptr, batch, rows, row_count, row_stride, head, channels: tl.constexp
 
 @triton.jit
 def _store(ptr, value, batch, rows, row_count, head, heads, channels: tl.constexpr, CHANNELS: tl.constexpr):
-    """Store a head's channels of some tokens of a contiguous tensor."""
+    """Stores the channels of a head for some tokens of a contiguous tensor."""
     c = tl.arange(0, CHANNELS)
     places = ((batch * row_count + rows)[:, None] * heads + head) * channels + c[None, :]
     mask = (rows < row_count)[:, None] & (c < channels)[None, :]
@@ -76,7 +74,7 @@ def _mixed_scores(
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """S'_j log2 e, [QUERIES, KEYS], without its bias; minus infinity beyond the last key."""
+    """Computes S'_j log2 e, [QUERIES, KEYS], without its bias, and minus infinity beyond the last key."""
     s = tl.zeros([QUERIES, KEYS], ACC)
     for i in range(heads):
         q = _tokens(q_ptr, batch, m, queries, q_stride, i, channels, CHANNELS)
@@ -124,9 +122,9 @@ def _forward_kernel(
 
 
 @triton.jit
-def _normalise_kernel(
+def _normalize_kernel(
     squares_ptr,  # [batch, heads, queries]
-    output_ptr,  # [batch, queries, heads channels]: P v, made r P v
+    output_ptr,  # [batch, queries, heads channels]: P v, overwritten by r P v
     factor_ptr,  # [batch, heads]: r
     queries, keys, eps,
     heads: tl.constexpr, channels: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
@@ -175,14 +173,14 @@ def _score_gradients(
     heads: tl.constexpr, channels: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """P_j, dS'_j, g_j and r_j of a tile of queries and a chunk of keys."""
+    """Computes P_j, dS'_j, g_j and r_j for a tile of queries and a chunk of keys."""
     s = _mixed_scores(
         q_ptr, k_ptr, mix_ptr, batch, j, m, n, queries, keys, q_stride, k_stride, scale,
         heads, channels, QUERIES, KEYS, CHANNELS, ACC, DOT,
     )  # fmt: skip
     head = batch * heads + j
     row = head * queries + m
-    lse = tl.load(lse_ptr + row, mask=m < queries, other=float("inf"))  # no weight beyond the last query
+    lse = tl.load(lse_ptr + row, mask=m < queries, other=float("inf"))  # the weights beyond the last query are zero
     twice = 2 * tl.load(grad_squares_ptr + head)
     row_sum = tl.load(dots_ptr + row, mask=m < queries, other=0.0)
     row_sum += twice * tl.load(squares_ptr + row, mask=m < queries, other=0.0)
@@ -196,7 +194,7 @@ def _score_gradients(
 
 @triton.jit
 def _query_gradients_kernel(
-    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr,  # as in the kernels before
+    q_ptr, k_ptr, v_ptr, mix_ptr, lse_ptr, squares_ptr, factor_ptr,  # as in the forward kernels
     grad_ptr, dots_ptr, grad_squares_ptr,
     grad_q_ptr,  # [batch, queries, heads channels]
     queries, keys, q_stride, k_stride, v_stride, scale,
@@ -259,30 +257,22 @@ def _key_gradients_kernel(
 
 
 def _run(kernel: Any, along: str, tensors: tuple[Tensor, ...], heads: int, scale: float) -> None:
-    """Launch a kernel for every image, head and tile of "queries" or chunk of "keys"."""
+    """Launches a kernel for each image, head and tile of queries (`along="queries"`) or chunk of keys ("keys")."""
     q, k, v = tensors[:3]
     (batch, queries, width), keys = q.shape, k.shape[1]
-    constants = {
-        "heads": heads,
-        "channels": width // heads,
-        "CHANNELS": tile(max(LEAST_CHANNELS, width // heads)),
-        **number_types(q.dtype),
-    }
+    channels = width // heads
+    args = (*tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale)
 
-    def run(launch: Launch) -> None:
+    def tiles(launch: Launch) -> tuple[tuple[int, ...], dict[str, int]]:
         query_tile, key_tile = tile(queries, launch.queries), tile(keys, launch.keys)
         number = pieces(queries, query_tile) if along == "queries" else pieces(keys, key_tile)
-        run_kernel(
-            kernel, (batch * heads, number),
-            *tensors, queries, keys, q.stride(1), k.stride(1), v.stride(1), scale, **constants,
-            QUERIES=query_tile, KEYS=key_tile, num_warps=launch.warps, num_stages=launch.stages,
-        )  # fmt: skip
+        return (batch * heads, number), {"QUERIES": query_tile, "KEYS": key_tile}
 
-    run_fitting((kernel.fn.__name__, q.dtype, q.device, *constants.values()), LAUNCHES, run)
+    run_attention(kernel, args, {"heads": heads, "channels": channels, "CHANNELS": head_tile(channels)}, tiles)
 
 
 def _row_constants(q: Tensor, heads: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Constants of the kernels that process rows of queries and no keys."""
+    """Returns the constants of the kernels that process rows of queries and no keys."""
     channels = q.shape[2] // heads
     sizes = {"ROWS": tile(q.shape[1], 64), "CHANNELS": tile(channels)}
     return {"heads": heads, "channels": channels, **sizes, "ACC": TYPES[dtype]}
@@ -292,17 +282,17 @@ def _row_constants(q: Tensor, heads: int, dtype: torch.dtype) -> dict[str, Any]:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the result and what the backward pass needs.
+    """Returns the result and the tensors that the backward pass needs.
 
-    That is the values less their average, the base-2 logarithm of the softmax's denominator and the sum of squares of
-    every row of P, and the factor of every head.
+    These are the values minus their average, the base-2 logarithm of the softmax denominator and the sum of squares of
+    each row of P, and the factor r of each head.
     """
     values = subtract_average(v)
     output, lse, squares, factor = _empty_results(q, heads)
     _run(_forward_kernel, "queries", (q, k, values, mix.contiguous(), output, lse, squares), heads, scale)
     constants = _row_constants(q, heads, lse.dtype)
     run_kernel(
-        _normalise_kernel, (factor.numel(), pieces(q.shape[1], constants["ROWS"])),
+        _normalize_kernel, (factor.numel(), pieces(q.shape[1], constants["ROWS"])),
         squares, output, factor, q.shape[1], k.shape[1], eps, **constants,
     )  # fmt: skip
     return output, values, lse, squares, factor
@@ -336,18 +326,18 @@ def _backward(
     heads: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and mix."""
+    """Returns the gradients of q, k, v and mix."""
     grad = grad.to(q.dtype).contiguous()
     dots, grad_squares = torch.empty_like(squares), torch.empty_like(factor)
     run_kernel(
         _row_gradients_kernel, (factor.numel(),),
         grad, output, factor, dots, grad_squares, q.shape[1], k.shape[1], **_row_constants(q, heads, lse.dtype),
     )  # fmt: skip
-    given = (q, k, values, mix.contiguous(), lse, squares, factor, grad, dots, grad_squares)
+    inputs = (q, k, values, mix.contiguous(), lse, squares, factor, grad, dots, grad_squares)
     grad_q, grad_k, grad_values = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, values))
     grad_mix = lse.new_zeros((SLOTS.value, heads, heads))
-    _run(_query_gradients_kernel, "queries", (*given, grad_q), heads, scale)
-    _run(_key_gradients_kernel, "keys", (*given, grad_k, grad_values, grad_mix), heads, scale)
+    _run(_query_gradients_kernel, "queries", (*inputs, grad_q), heads, scale)
+    _run(_key_gradients_kernel, "keys", (*inputs, grad_k, grad_values, grad_mix), heads, scale)
     return grad_q, grad_k, subtract_average(grad_values), grad_mix.sum(0).to(mix.dtype)
 
 
@@ -358,7 +348,7 @@ def _(grad: Tensor, q: Tensor, k: Tensor, mix: Tensor, output: Tensor, values: T
 
 @register_flop_formula(torch.ops.interlayer.mixed_attention)
 def _flops(q: Any, k: Any, v: Any, mix: Any, *rest: Any, **_: Any) -> int:
-    """Counts q · k, the mixture and P v, each once for each head. Shapes are passed instead of the tensors."""
+    """Counts q · k, the mixing and P v, once for each head. The arguments are the shapes of the tensors."""
     return 2 * q[0] * q[1] * k[1] * (2 * q[2] + mix[0] ** 2)
 
 
@@ -367,7 +357,7 @@ def _backward_flops(grad: Any, q: Any, k: Any, mix: Any, *rest: Any, **_: Any) -
     return 2 * q[0] * q[1] * k[1] * (5 * q[2] + 3 * mix[0] ** 2)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, _, mix, bias, ctx.heads, ctx.scale, _ = inputs
     ctx.save_for_backward(q, k, mix, bias, *output)
     ctx.set_materialize_grads(False)
@@ -376,12 +366,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, grad: Tensor | None, *others: Any) -> Any:
     if grad is None:
         return (None,) * 8
-    q, k, mix, bias, *given = ctx.saved_tensors
-    grads = _backward(grad, q, k, mix, *given, ctx.heads, ctx.scale)
+    q, k, mix, bias, *outputs = ctx.saved_tensors
+    grads = _backward(grad, q, k, mix, *outputs, ctx.heads, ctx.scale)
     return *grads, torch.zeros_like(bias), None, None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def unsupported_reason(
@@ -390,7 +380,7 @@ def unsupported_reason(
     if not q.dtype == k.dtype == v.dtype or q.dtype not in TYPES:
         return f"the tokens must be of one floating-point type, got {q.dtype}, {k.dtype} and {v.dtype}"
     if any(t.stride(2) != 1 or t.stride(0) != t.shape[1] * t.stride(1) for t in (q, k, v)):
-        return "tokens must lie one after another, their channels together"
+        return "tokens must lie one after another, and the channels of each token must be contiguous"
     if q.shape[2] > MOST_CHANNELS * heads:
         return f"a head must have at most {MOST_CHANNELS} channels, got {q.shape[2] // heads}"
     return device_unsupported_reason(q)

@@ -1,19 +1,19 @@
-"""The last norm of a block, its addition and activation, and the projection of its branch to a state, in few passes.
+"""Fused batch norm, addition, ReLU and projection at the end of a residual block.
 
-With y = (x - mean) / std * gamma + beta over the pixels, N rows of C channels:
+The pixels are N rows of C channels. With y = (x - mean) / std * gamma + beta, the forward pass runs the kernels
 
-    statistics   sums of x and x² by channel                                                         reads x
-    normaliser   mean and 1 / std, scale and shift with gamma and beta, the running statistics
+    statistics   sums of x and x² per channel                                                        reads x
+    normalizer   mean and 1 / std, scale and shift with gamma and beta, the running statistics
     end          x' = ReLU(y + s), p = y Wᵀ                                             reads x, s; writes x', p
 
-and for the gradients g of x' and dp of p, with ds = g where x' > 0 and dy = ds + dp W:
+and the backward pass, for the gradients g of x' and dp of p, with ds = g where x' > 0 and dy = ds + dp W,
 
-    reduce       ds; sums of dy and dy y^ by channel, dW = dpᵀ y                    reads g, x', x, dp; writes ds
-    gradients    of gamma, beta and W, from the sums of the programs
+    reduce       ds; sums of dy and dy y^ per channel, dW = dpᵀ y                   reads g, x', x, dp; writes ds
+    gradients    those of gamma, beta and W, from the sums of the programs
     input        dx = (dy - mean(dy) - y^ mean(dy y^)) gamma / std                      reads ds, x, dp; writes dx
 
-y and dy are never stored. cuDNN and the elementwise kernels of eager PyTorch need eight passes over the map where the
-kernels of the forward pass need three, and nine where those of the backward pass need seven.
+y and dy are never stored. The forward pass takes three passes over the map and the backward pass seven; cuDNN and the
+elementwise kernels of eager PyTorch take eight and nine.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from torch import Tensor
 
 from ..dispatch import TRACED
 from ..once import once_differentiable
+from ..residual_end import BatchNormArguments
 from ..residual_end import unsupported_reason as shared_unsupported_reason
 from .runtime import TYPES, device_unsupported_reason, number_types, pieces, run_kernel, tile
 
-ROWS = 64  # pixels a program holds at once
-CHANNELS = 64  # channels it holds at once
-SPLITS = 32  # partial sums added at once
-PROGRAMS = 1056  # of a reduction: eight for each of an H200's 132 multiprocessors
+ROWS = 64  # pixels that a program holds at once
+CHANNELS = 64  # channels that a program holds at once
+SPLITS = 32  # partial sums that are added at once
+PROGRAMS = 1056  # of a reduction: eight for each of the 132 multiprocessors of an H200
 MOST_STATE_CHANNELS = 128
 
 
 @triton.jit
 def _statistics_kernel(
     x_ptr,  # [rows, channels]
-    sums_ptr,  # [splits, 2, channels]: of x - x[0] and of its square; the first row keeps large means from cancelling
+    sums_ptr,  # [splits, 2, channels]: of x - x[0] and of its square, which prevents cancellation if the mean is large
     rows,
     channels,
     splits,
@@ -68,7 +69,7 @@ def _statistics_kernel(
 
 @triton.jit
 def _sum_of_splits(
-    partial_ptr,  # [splits, stride]: `columns` of every row are summed
+    partial_ptr,  # [splits, stride]: `columns` are summed over the rows
     columns,
     inside,
     splits,
@@ -86,8 +87,8 @@ def _sum_of_splits(
 
 
 @triton.jit
-def _normaliser_kernel(
-    x_ptr,  # [rows, channels]: its first row is the pivot of the sums
+def _normalizer_kernel(
+    x_ptr,  # [rows, channels]: its first row was subtracted before summing
     sums_ptr,  # [splits, 2, channels]
     gamma_ptr,  # [channels]
     beta_ptr,  # [channels]
@@ -160,7 +161,7 @@ def _end_kernel(
         if HAS_SHORTCUT:
             output += tl.load(shortcut_ptr + places, mask=mask, other=0.0).to(ACC)
         if RELU:
-            output = tl.where(output <= 0, 0.0, output)  # not a maximum, which would hide NaN
+            output = tl.where(output <= 0, 0.0, output)  # not a maximum, which would discard NaN
         tl.store(output_ptr + places, output.to(x.dtype), mask=mask)
         weight = tl.load(
             weight_ptr + states[None, :] * channels + columns[:, None],
@@ -175,14 +176,14 @@ def _end_kernel(
 
 @triton.jit
 def _reduce_kernel(
-    grad_ptr,  # [rows, channels]: of x'
+    grad_ptr,  # [rows, channels]: gradient of x'
     output_ptr,  # [rows, channels]: x'
     x_ptr,  # [rows, channels]
     grad_projected_ptr,  # [rows, state]
     weight_ptr,  # [state, channels]
     table_ptr,  # [4, channels]
     grad_shortcut_ptr,  # [rows, channels]
-    sums_ptr,  # [splits, 2, channels]: of dy and of dy y^
+    sums_ptr,  # [splits, 2, channels]: sums of dy and of dy y^
     grad_weight_ptr,  # [splits, state, channels]
     rows,
     channels,
@@ -223,9 +224,9 @@ def _reduce_kernel(
             other=0.0,
         )
         grad_y = grad.to(ACC) + tl.dot(grad_projected.to(DOT), weight.to(DOT), input_precision="ieee", out_dtype=ACC)
-        normalised = (x.to(ACC) - mean[None, :]) * inverse_std[None, :]
+        normalized = (x.to(ACC) - mean[None, :]) * inverse_std[None, :]
         total += tl.sum(grad_y, 0)
-        correlated += tl.sum(grad_y * normalised, 0)
+        correlated += tl.sum(grad_y * normalized, 0)
         y = (x.to(ACC) * scale[None, :] + shift[None, :]).to(DOT)
         grad_weight += tl.dot(tl.trans(grad_projected.to(DOT)), y, input_precision="ieee", out_dtype=ACC)
     tl.store(sums_ptr + (split * 2) * channels + columns, total, mask=inside)
@@ -237,8 +238,8 @@ def _reduce_kernel(
 @triton.jit
 def _gradients_kernel(
     sums_ptr,  # [splits, 2, channels]
-    partial_ptr,  # [splits, state, channels]: of the gradient of the weight
-    grad_norm_ptr,  # [2, channels]: of beta and of gamma
+    partial_ptr,  # [splits, state, channels]: partial sums of the gradient of the weight
+    grad_norm_ptr,  # [2, channels]: gradients of beta and of gamma
     grad_weight_ptr,  # [state, channels]
     channels,
     state,
@@ -247,7 +248,7 @@ def _gradients_kernel(
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    row = tl.program_id(1)  # of the weights; the last two are those of the norm
+    row = tl.program_id(1)  # row of the weight; the last two programs compute the gradients of the norm
     columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = columns < channels
     if row < state:
@@ -267,7 +268,7 @@ def _input_kernel(
     grad_projected_ptr,  # [rows, state]
     weight_ptr,  # [state, channels]
     table_ptr,  # [4, channels]
-    sums_ptr,  # [2, channels]: of dy and of dy y^
+    sums_ptr,  # [2, channels]: sums of dy and of dy y^
     grad_x_ptr,  # [rows, channels]
     rows,
     channels,
@@ -302,8 +303,8 @@ def _input_kernel(
     average = tl.load(sums_ptr + columns, mask=inside, other=0.0).to(ACC) / rows
     correlated = tl.load(sums_ptr + channels + columns, mask=inside, other=0.0).to(ACC) / rows
     grad_y = grad.to(ACC) + tl.dot(grad_projected.to(DOT), weight.to(DOT), input_precision="ieee", out_dtype=ACC)
-    normalised = (x.to(ACC) - mean[None, :]) * inverse_std[None, :]
-    grad_x = (grad_y - average[None, :] - normalised * correlated[None, :]) * scale[None, :]
+    normalized = (x.to(ACC) - mean[None, :]) * inverse_std[None, :]
+    grad_x = (grad_y - average[None, :] - normalized * correlated[None, :]) * scale[None, :]
     tl.store(grad_x_ptr + places, grad_x.to(x.dtype), mask=mask)
 
 
@@ -324,18 +325,9 @@ def _splits(rows: int, channels: int, blocks: dict[str, Any]) -> int:
 class _ResidualEnd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
-        weight: Tensor,
-        shortcut: Tensor | None,
-        momentum: float,
-        eps: float,
-        relu: bool,
+        ctx: Any, x: Tensor, weight: Tensor, shortcut: Tensor | None, relu: bool, *norm_arguments: Any
     ) -> tuple[Tensor, Tensor]:
+        norm = BatchNormArguments(*norm_arguments)  # autograd does not look into tuples, so they are passed one by one
         batch, channels, height, width = x.shape
         rows, state = batch * height * width, len(weight)
         blocks = _blocks(channels, state, x.dtype)
@@ -347,9 +339,9 @@ class _ResidualEnd(torch.autograd.Function):
         run_kernel(_statistics_kernel, (chunks, splits), x, sums, rows, channels, splits, ROWS=ROWS, **channel_blocks)
         table = torch.empty((4, channels), device=x.device, dtype=acc)
         run_kernel(
-            _normaliser_kernel, (chunks,),
-            x, sums, gamma, beta, running_mean, running_var, table, rows, channels, splits,
-            eps, momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **channel_blocks,
+            _normalizer_kernel, (chunks,),
+            x, sums, *norm.tensors, table, rows, channels, splits,
+            norm.eps, norm.momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **channel_blocks,
         )  # fmt: skip
         narrow_weight = weight.detach().to(x.dtype).contiguous()
         output = torch.empty_like(x)
@@ -362,7 +354,7 @@ class _ResidualEnd(torch.autograd.Function):
             HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
         )  # fmt: skip
         ctx.save_for_backward(x, output if relu else None, narrow_weight, table)
-        ctx.dtypes_and_shapes = (gamma.dtype, beta.dtype, weight.dtype, weight.shape, shortcut is not None)
+        ctx.dtypes_and_shapes = (norm.weight.dtype, norm.bias.dtype, weight.dtype, weight.shape, shortcut is not None)
         ctx.relu = relu
         return output, projected
 
@@ -378,7 +370,7 @@ class _ResidualEnd(torch.autograd.Function):
         blocks = _blocks(channels, state, x.dtype)
         splits = _splits(rows, channels, blocks)
         chunks = pieces(channels, blocks["CHANNELS"])
-        # without an activation the gradient of the shortcut is that of the output
+        # without an activation, the gradient of the shortcut equals that of the output
         grad_shortcut = torch.empty_like(x) if ctx.relu else grad
         sums = torch.empty((splits, 2, channels), device=x.device, dtype=table.dtype)
         partial = torch.empty((splits, state, channels), device=x.device, dtype=table.dtype)
@@ -399,33 +391,16 @@ class _ResidualEnd(torch.autograd.Function):
             _input_kernel, (pieces(rows, ROWS), chunks),
             grad_shortcut, x, grad_projected, narrow_weight, table, grad_norm, grad_x, rows, channels, state, **blocks,
         )  # fmt: skip
+        grad_gamma, grad_beta = grad_norm[1].to(gamma_dtype), grad_norm[0].to(beta_dtype)
+        others = (None,) * (len(BatchNormArguments._fields) - 2)
         return (
-            grad_x,
-            grad_norm[1].to(gamma_dtype),
-            grad_norm[0].to(beta_dtype),
-            None,
-            None,
-            grad_weight.to(weight_dtype),
-            grad_shortcut if has_shortcut else None,
-            None,
-            None,
-            None,
-        )
+            grad_x, grad_weight.to(weight_dtype), grad_shortcut if has_shortcut else None, None,
+            grad_gamma, grad_beta, *others,
+        )  # fmt: skip
 
 
 def unsupported_reason(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> str | None:
     if torch.compiler.is_compiling():
         return "torch.compile fuses the implementation for it"
@@ -440,27 +415,13 @@ def unsupported_reason(
         return f"the state must have at most {MOST_STATE_CHANNELS} channels, got {weight.shape[0]}"
     if x.dtype not in TYPES:
         return f"the maps must be of floating point, got {x.dtype}"
-    norm = (norm_weight, norm_bias, running_mean, running_var)
-    reason = device_unsupported_reason(x) or shared_unsupported_reason(x, *norm, weight, shortcut, training=training)
-    if reason is None and not all(t.is_contiguous() for t in norm):
+    reason = device_unsupported_reason(x) or shared_unsupported_reason(x, norm, weight, shortcut, relu=relu)
+    if reason is None and not all(t.is_contiguous() for t in norm.tensors):
         return "the norm's weights and statistics must be contiguous"
     return reason
 
 
 def residual_end(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    shortcut: Tensor | None,
-    *,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    relu: bool = True,
+    x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
-    return _ResidualEnd.apply(
-        x, norm_weight, norm_bias, running_mean, running_var, weight, shortcut, momentum, eps, relu
-    )
+    return _ResidualEnd.apply(x, weight, shortcut, relu, *norm)

@@ -1,4 +1,4 @@
-"""How a kernel is launched and made an operator of torch's, and what all kernels share: dtypes, tiles and limits."""
+"""Launching of kernels, their registration as torch operators, and the dtypes, tile sizes and limits they share."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -21,14 +21,14 @@ TYPES = {
 }
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LOG2_E = tl.constexpr(1.4426950408889634)
-SLOTS = tl.constexpr(64)  # copies of a gradient that all programs add to, so that few add to one address at a time
-TOKEN_PROGRAMS = 8 if INTERPRETED else 1056  # of sums over tokens: eight for each multiprocessor of an H200
-LEAST_ELEMENTS = 2**22  # of tokens: for fewer, torch's own kernels take less time to launch
-LEAST_CHANNELS = 32  # of a tile: for 16, Triton 3.6 reads from a wrong address in matrix products on Hopper
+SLOTS = tl.constexpr(64)  # copies of a gradient that all programs add to, to reduce contention of atomic additions
+TOKEN_PROGRAMS = 8 if INTERPRETED else 1056  # programs that sum over tokens: eight for each multiprocessor of an H200
+LEAST_ELEMENTS = 2**22  # of tokens: for fewer elements, torch's own kernels are faster to launch
+LEAST_CHANNELS = 32  # of a tile: with 16, matrix products of Triton 3.6 read from a wrong address on Hopper
 
 
 def number_types(dtype: torch.dtype) -> dict[str, tl.dtype]:
-    """The dtypes in which a kernel accumulates, ACC, and multiplies tiles, DOT.
+    """Returns the dtypes in which a kernel accumulates, ACC, and multiplies tiles, DOT.
 
     The interpreter does not support matrix products of bfloat16.
     """
@@ -38,7 +38,7 @@ def number_types(dtype: torch.dtype) -> dict[str, tl.dtype]:
 
 @triton.jit
 def product(a, b, ACC: tl.constexpr, DOT: tl.constexpr):
-    """Matrix product of tiles in the dtype DOT, accumulated in ACC."""
+    """Multiplies two tiles in the dtype DOT and accumulate in ACC."""
     return tl.dot(a.to(DOT), b.to(DOT), input_precision="ieee", out_dtype=ACC)
 
 
@@ -47,8 +47,8 @@ class Launch:
     """The launch parameters of an attention kernel.
 
     Args:
-        queries: The largest number of queries of a program.
-        keys: The largest number of keys loaded at once.
+        queries: The maximum number of queries of a program.
+        keys: The maximum number of keys loaded at once.
         warps: Triton's num_warps.
         stages: Triton's num_stages.
     """
@@ -59,17 +59,38 @@ class Launch:
     stages: int
 
 
-# From large to small: if a GPU has too little shared memory for one, the next is used.
+# In decreasing order of shared memory: the first one that fits the GPU is used.
 LAUNCHES = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), Launch(16, 16, 4, 1))
 PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None)}  # types without a __torch_dispatch__
 _FITTING: dict[Hashable, int] = {}  # the index of the launch that fits, by kernel and constants
 
 
-def run_fitting(key: Hashable, launches: tuple[Launch, ...], run: Callable[[Launch], None]) -> None:
-    """Run a kernel with the first launch parameters that fit the GPU, which are remembered for the `key`."""
+def run_attention(
+    kernel: Any,
+    args: tuple[Any, ...],
+    constants: dict[str, Any],
+    tiles: Callable[[Launch], tuple[tuple[int, ...], dict[str, int]]],
+    launches: tuple[Launch, ...] = LAUNCHES,
+) -> None:
+    """Runs an attention kernel with the first launch parameters that fit the GPU, which are remembered.
+
+    Args:
+        kernel: The kernel.
+        args: Its tensors, the queries first, and its numbers.
+        constants: Its constants, except for the dtypes and the sizes of tiles.
+        tiles: A function that returns the grid and the sizes of tiles for given launch parameters.
+        launches: The launch parameters, in the order in which they are tried.
+    """
+    q = args[0]
+    key = (kernel.fn.__name__, q.dtype, q.device, *constants.values())
     for number in range(_FITTING.get(key, 0), len(launches)):
+        launch = launches[number]
+        grid, sizes = tiles(launch)
         try:
-            run(launches[number])
+            run_kernel(
+                kernel, grid, *args, **constants, **number_types(q.dtype), **sizes,
+                num_warps=launch.warps, num_stages=launch.stages,
+            )  # fmt: skip
         except triton.OutOfResources:
             if number == len(launches) - 1:
                 raise
@@ -79,10 +100,10 @@ def run_fitting(key: Hashable, launches: tuple[Launch, ...], run: Callable[[Laun
 
 
 class Operator:
-    """An operator registered with torch, so that torch.compile and FLOP counters see a single operator.
+    """An operator registered with torch, which torch.compile and FLOP counters see as a single operator.
 
-    Where operators are not traced the function is called directly: torch's dispatch to an operator written in Python
-    takes longer than a small kernel runs. Used as a decorator, with the operator's name.
+    If operators are not traced, the function is called directly, because torch's dispatch to an operator written in
+    Python takes longer than a small kernel. Used as a decorator: ``@partial(Operator, name)``.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
@@ -92,7 +113,7 @@ class Operator:
         self._direct = function
 
     def register_autograd(self, differentiate: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """Like `torch.library.register_autograd`, for a gradient that cannot be differentiated again."""
+        """Registers a backward pass that is not differentiable, like :func:`torch.library.register_autograd`."""
         backward, function = once_differentiable(differentiate), self._direct
         self.registered.register_autograd(backward, setup_context=setup_context)
 
@@ -109,7 +130,7 @@ class Operator:
 
 
 def is_traced(*args: Any) -> bool:
-    """Whether operators on these tensors are seen by a compiler, a tracer, a torch_dispatch mode or a transform."""
+    """Returns whether a compiler, a tracer, a torch_dispatch mode or a transform sees operators on these arguments."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
@@ -122,8 +143,8 @@ def is_traced(*args: Any) -> bool:
 
 
 def tokens_unsupported_reason(x: Tensor, *others: Any) -> str | None:
-    """Why a kernel that is not a registered operator does not support tokens x with these arguments, or None."""
-    if is_traced(x, *others):  # before any size is read, which would add a guard to the graph
+    """Returns why a kernel that is not a registered operator does not support these arguments, or None if it does."""
+    if is_traced(x, *others):  # checked before any size is read, which would add a guard to the graph
         return TRACED
     if not x.numel():
         return "there are no tokens"
@@ -135,14 +156,14 @@ def tokens_unsupported_reason(x: Tensor, *others: Any) -> str | None:
 
 
 def small_unsupported_reason(x: Tensor) -> str | None:
-    """Why a kernel that is faster for large tensors alone is not used, or None."""
+    """Returns why a kernel that is only faster for large tensors is not used, or None if it is."""
     if x.numel() < LEAST_ELEMENTS and not is_chosen("triton"):
         return f"for less than {LEAST_ELEMENTS} elements torch's own kernels are as fast"
     return None
 
 
 def device_unsupported_reason(x: Tensor) -> str | None:
-    """Why Triton does not support the tensor's device or dtype, or None."""
+    """Returns why Triton does not support the device or dtype of a tensor, or None if it does."""
     by_name = is_chosen("triton") and (INTERPRETED or x.is_meta)  # the interpreter is slow: never under "auto"
     if x.device.type != "cuda" and not by_name:
         return f"Triton needs a GPU, got a tensor on {x.device.type}"
@@ -152,23 +173,31 @@ def device_unsupported_reason(x: Tensor) -> str | None:
 
 
 def tile(number: int, most: int | None = None) -> int:
-    """The smallest power of two that is at least `number` and 16, which a matrix product needs, and at most `most`."""
+    """Returns the smallest power of two that is at least `number` and 16, but at most `most`.
+
+    Matrix products need tiles of at least 16.
+    """
     size = max(16, power_of_2(number))
     return size if most is None else min(size, most)
 
 
-# Triton's own versions are functions of its language too, which makes them slow to call from Python.
+def head_tile(channels: int) -> int:
+    """Returns the size of a tile for the channels of one head."""
+    return tile(max(LEAST_CHANNELS, channels))
+
+
+# Triton's own versions can also be called in kernels, which makes them slow to call from Python.
 def power_of_2(number: int) -> int:
-    """The smallest power of two that is at least `number`."""
+    """Returns the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def pieces(number: int, size: int) -> int:
-    """`number` divided by `size`, rounded up."""
+    """Returns `number` divided by `size`, rounded up."""
     return -(-number // size)
 
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Launch a kernel on the GPU of its first tensor."""
+    """Launches a kernel on the GPU of its first tensor."""
     with torch.cuda.device_of(args[0]):
         kernel[grid](*args, **constants)

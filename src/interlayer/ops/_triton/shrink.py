@@ -1,8 +1,8 @@
-"""Depthwise convolution of kernel s + 1 and stride s in one pass over a channels_last map.
+"""Depthwise convolution of kernel size s + 1 and stride s in one pass over a channels_last map.
 
-In the forward pass a program loads the whole window of one output pixel, [taps, channels], and sums over the taps. In
-the backward pass an input pixel belongs to one window and, if it is the first pixel of that window in a direction, to
-the window before as well. The gradient of the weights is accumulated by programs that process many windows each.
+In the forward pass, a program loads the window of one output pixel, [taps, channels], and sums over the taps. In the
+backward pass, an input pixel belongs to one window and, if it is the first pixel of that window in a direction, also to
+the previous window. The gradient of the weight is accumulated by programs that process many windows each.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from .runtime import SLOTS, TYPES, Operator, device_unsupported_reason, pieces, power_of_2, run_kernel
 
-CHANNELS = 64  # of a program
-PIXELS = 64  # of a program of the input's gradient
+CHANNELS = 64  # channels of a program
+PIXELS = 64  # pixels of a program that computes the gradient of the input
 MOST_STRIDE = 8  # a window of 9 x 9
-PROGRAMS = 512  # of the weight's gradient
+PROGRAMS = 512  # programs that compute the gradient of the weight
 
 
 @triton.jit
 def _window(
     x_ptr, image, i, j, c, height, width, channels, KERNEL: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr
 ):
-    """Load the window of output pixel (i, j), [TAPS, CHANNELS], with zeros beyond the map."""
+    """Loads the window of output pixel (i, j), [TAPS, CHANNELS], with zeros outside the map."""
     t = tl.arange(0, TAPS)
     y = i * STRIDE - STRIDE // 2 + t // KERNEL
     x = j * STRIDE - STRIDE // 2 + t % KERNEL
@@ -113,7 +113,7 @@ def _weight_gradient_kernel(
 
 
 def _sizes(x: Tensor, stride: int) -> tuple[int, int]:
-    """Height and width of the result."""
+    """Returns the height and width of the result."""
     down, across = ((size + 2 * (stride // 2) - stride - 1) // stride + 1 for size in x.shape[2:])
     return down, across
 
@@ -124,7 +124,7 @@ def _constants(x: Tensor, stride: int) -> dict[str, Any]:
 
 
 def _by_tap(weight: Tensor) -> Tensor:
-    """Return [C, 1, k, k] as [k k, C], so that one tap of all channels is contiguous."""
+    """Reshapes [C, 1, k, k] to [k k, C], so that the channels of one tap are contiguous."""
     return weight.flatten(1).t().contiguous()
 
 
@@ -158,7 +158,7 @@ def _empty_result(x: Tensor, stride: int) -> Tensor:
 
 @partial(Operator, "shrink_backward")
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and weight."""
+    """Returns the gradients of x and weight."""
     batch, channels, height, width = x.shape
     down, across = _sizes(x, stride)
     grad, by_tap = grad.to(x.dtype).contiguous(memory_format=torch.channels_last), _by_tap(weight)
@@ -184,7 +184,7 @@ def _(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Ten
     return torch.empty_like(x), torch.empty(weight.shape, device=weight.device, dtype=weight.dtype)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, bias, ctx.stride = inputs
     ctx.save_for_backward(x, weight)
     ctx.bias_type = bias.dtype
@@ -195,7 +195,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> Any:
     return grad_x, grad_weight, grad.sum((0, 2, 3), dtype=ctx.bias_type), None
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def unsupported_reason(x: Tensor, weight: Tensor, bias: Tensor, *, stride: int) -> str | None:
