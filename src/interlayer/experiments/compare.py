@@ -21,6 +21,7 @@ from ..training import Progress, Recipe, Trainer, TrainingError
 from ..training.data import ImageTransform, open_data
 from ..training.files import make_folder, write_json
 from ..training.logs import read_metrics
+from ..training.memory import smaller_batch_advice
 from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
 from ..training.setup import build_network
@@ -224,8 +225,8 @@ def _static_cost(recipe: Recipe, classes: Sequence[str], processes: Processes) -
         memory = measure_memory(network, setting)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"the GPU's memory does not hold a training step of {recipe.model} with {images} images: set accumulate="
-            f"{recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size"
+            f"the GPU's memory does not hold a training step of {recipe.model} with {images} images: "
+            f"{smaller_batch_advice(recipe)}"
         ) from error
     if device.type == "cuda":
         del network
