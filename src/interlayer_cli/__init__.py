@@ -1,5 +1,5 @@
 """The command line of interlayer.
 
-A package of its own so that `interlayer --help` starts at once: importing `interlayer` imports torch and timm and
-registers models. Nothing here imports them before a command runs.
+This is a separate package so that `interlayer --help` starts quickly: importing `interlayer` imports torch and timm and
+registers models. The modules of this package import them only when a command runs.
 """

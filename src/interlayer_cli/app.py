@@ -1,4 +1,4 @@
-"""The `interlayer` command: its subcommands, and how errors reach the user."""
+"""The `interlayer` command: its subcommands and its error handling."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Cross-layer attention for vision backbones: train, compare, look inside, measure.",
+    help="Cross-layer attention for vision backbones: train, compare, inspect and measure networks.",
 )
 COMMANDS = (
     train.train,
@@ -54,9 +54,9 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. A user's mistake is one sentence on stderr and exit code 2, never a traceback.
+    """Run the command line. An error of the user gives one sentence on stderr and exit code 2, without a traceback.
 
-    INTERLAYER_DEBUG=1 shows the traceback all the same.
+    INTERLAYER_DEBUG=1 shows the traceback.
     """
     try:
         code = app(standalone_mode=False)
@@ -67,7 +67,7 @@ def main() -> None:
             raise
         _fail(_one_line(str(error)), 2)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # typer's own errors have it; what else comes here is a bug
+        if not hasattr(error, "format_message"):  # typer's errors have this method; any other exception is a bug
             raise
         _fail(_one_line(error.format_message()), 2)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""`interlayer compare`: several networks under one recipe, and what can be said of the difference."""
+"""`interlayer compare`: train several networks under one recipe and compare them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,22 +11,22 @@ from .train import DataName, Overrides, is_main_process
 def compare(
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None, typer.Option(help="A recipe by name or a .yaml file; digits where neither model nor data is given.")
+        str | None, typer.Option(help="Name of a recipe, or a .yaml file; digits if neither model nor data is given.")
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Twice or more: networks to compare, the first being what the others are compared with."),
+        typer.Option(help="A network to compare; give it several times. The first one is the baseline."),
     ] = None,
     data: DataName = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each network, with seeds 0, 1, 2, ...")] = 3,
-    together: Annotated[int | None, typer.Option(min=1, help="Runs that share the GPU at a time.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder; one under runs/ unless given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --output.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each network, with seeds 0, 1, 2, ...")] = 3,
+    together: Annotated[int | None, typer.Option(min=1, help="Number of runs that share the GPU at a time.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; by default a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the comparison in --output.")] = False,
 ) -> None:
     """Train networks under the same recipe with several seeds, and write a report.html that compares them.
 
-    One network with a mechanism is compared with its plain backbone. Without options: handwritten digits, a small
-    ResNet against the same with MRLA-light.
+    A single network with a mechanism is compared with its plain backbone. Without options, a small ResNet is compared
+    with and without MRLA-light on handwritten digits.
 
     Example: `interlayer compare --recipe rla_cifar --model preresnet20_cifar+mrla_light --data /data/cifar10 epochs=30`
     """
@@ -50,7 +50,7 @@ def compare(
     folder = output or new_folder("compare")
     if is_main_process() and folder.exists() and any(folder.iterdir()) and not resume:
         raise ValueError(
-            f"{folder} is not empty: --resume to go on with the comparison in it, or choose another folder"
+            f"{folder} is not empty: give --resume to resume the comparison in it, or choose another folder"
         )
     total = len(networks_of(models)) * seeds
     stop = StopSignal()

@@ -1,4 +1,4 @@
-"""`interlayer convert`: published checkpoints into this library's."""
+"""`interlayer convert`: convert the authors' checkpoints to the names of this library."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,20 +10,21 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The authors' checkpoint, .pth or .safetensors.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, .safetensors.")],
     model: Annotated[
-        str, typer.Option(help="The model it belongs to, such as resnet50_mrla_light or resnet50+mrla_light.")
+        str, typer.Option(help="The model of the checkpoint, such as resnet50_mrla_light or resnet50+mrla_light.")
     ],
     reading: Annotated[
-        str | None, typer.Option(help="The reading the checkpoint was made with.", show_default="published")
+        str | None, typer.Option(help="The reading that the checkpoint was trained with.", show_default="published")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE of interlayer.attach, such as head_activation=tanh for the rlav1 checkpoints."),
+        typer.Option(help="KEY=VALUE for interlayer.attach, such as head_activation=tanh for the rlav1 checkpoints."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
 ) -> None:
-    """Convert a checkpoint of an author's program to this library's names, as safetensors with its reading recorded.
+    """Convert a checkpoint of the authors' code to the names of this library, and save it as safetensors.
 
-    Nothing in the file is run (weights_only). Names that are missing or unexpected are listed and nothing is written.
+    The reading is recorded in the file. No code in the checkpoint is executed (weights_only). If names are missing or
+    unexpected, they are listed and no file is written.
 
     Example: `interlayer convert mrla_resnet50.pth resnet50.safetensors --model resnet50_mrla_light`
     """
@@ -48,10 +49,10 @@ def convert(
 
 
 def _options(model: str, reading: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Returns the options of `build_network` for a name, and the reading that the network then has, if it has any.
+    """Returns the options of `build_network` for a name, and the reading of the network if it has one.
 
-    A row of the papers takes the reading as an option of the model, because its backbone depends on it too. Of
-    NAME+MECHANISM it is an option of the mechanism.
+    A registered model takes the reading as an option of the model, because the backbone depends on it too. With
+    NAME+MECHANISM, it is an option of the mechanism.
     """
     from interlayer.hosts import options_of
     from interlayer.models.build import split_name
@@ -68,14 +69,14 @@ def _options(model: str, reading: str | None, options: dict[str, Any]) -> tuple[
         used = mechanisms[0][1].get("reading", reading or "published") if has_readings else None
         built_with = {"attach_options": options | ({"reading": used} if used else {})}
     if reading and not has_readings:
-        several = f"write it behind the mechanisms of {model}" if len(mechanisms) > 1 else "leave --reading out"
-        only = "--reading is for one mechanism" if len(mechanisms) > 1 else f"there is one reading of {model}"
-        raise ValueError(f"{only}: {several}")
+        remedy = "write it as an option of each mechanism" if len(mechanisms) > 1 else "leave --reading out"
+        problem = "--reading is for one mechanism" if len(mechanisms) > 1 else f"there is one reading of {model}"
+        raise ValueError(f"{problem}: {remedy}")
     return built_with, used
 
 
 def _pair(entry: str) -> tuple[str, Any]:
-    """Parses KEY=VALUE; the value is parsed as in a recipe."""
+    """Parses KEY=VALUE. The value has the syntax of recipes."""
     from interlayer.models.build import parse_value
 
     key, equals, value = entry.partition("=")

@@ -1,4 +1,4 @@
-"""`interlayer demo`: attach layer attention to a backbone, see what it costs and which layer reads which."""
+"""`interlayer demo`: attach layer attention to a backbone, measure its cost and plot its attention scores."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +9,12 @@ import typer
 def demo(
     backbone: Annotated[str, typer.Option(help="Any timm model.")] = "resnet50",
     mechanism: Annotated[str, typer.Option(help="mrla_light, mrla_base, mla, mrla_linear or crla.")] = "mrla_light",
-    output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder of the figure.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Random seed of the weights.")] = 0,
 ) -> None:
-    """Attach layer attention to a timm backbone, compare its cost with the plain one, and draw its attention scores.
+    """Attach layer attention to a timm backbone, compare its cost with the plain backbone, and plot attention scores.
 
-    The weights are random and the image is a photograph, so the picture shows what can be seen, not what is learned.
+    The weights are random, so the figure shows which scores can be inspected, not what a trained network learns.
 
     Example: `interlayer demo --backbone convnext_atto --mechanism mrla_base`
     """

@@ -1,4 +1,4 @@
-"""What the terminal shows while something trains: live progress bars, or a line an epoch where there is no terminal."""
+"""Progress on the terminal: live progress bars, or one line per epoch if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def command_line() -> str:
-    """The command as it was typed, to be run again."""
+    """Returns the current command, for reproducing a run."""
     return shlex.join([*_program(), *sys.argv[1:]])
 
 
@@ -27,7 +27,7 @@ def _program() -> list[str]:
 
 
 def command_to_resume(folder: Path) -> str:
-    """The command that goes on with the run in `folder`."""
+    """Returns the command that resumes the run in `folder`."""
     arguments = list(sys.argv[1:])
     if "--output" not in " ".join(arguments):
         arguments += ["--output", str(folder)]
@@ -36,7 +36,12 @@ def command_to_resume(folder: Path) -> str:
 
 @contextmanager
 def showing(total_runs: int = 1, root: Path | None = None) -> Iterator[Any]:
-    """Yields a function that takes each `Progress` of the runs and shows it."""
+    """Yields a function that displays a `Progress`.
+
+    Args:
+        total_runs: the number of runs.
+        root: the folder that contains the folders of the runs, if there are several.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -67,7 +72,7 @@ def _number(value: float, form: str) -> str:
 
 
 def _metrics(progress: Any, *, short: bool = False) -> list[str]:
-    """Returns the task's metrics of the training images so far, and the headline of the last evaluation."""
+    """Formats the training metrics of the epoch so far and the headline metric of the last evaluation."""
     shown = [(metric.title, metric.format(value, short=short)) for metric, value in progress.metrics.items()]
     if progress.headline is not None:
         name = "held out" if progress.headline in progress.metrics else f"held-out {progress.headline.title}"
@@ -76,7 +81,7 @@ def _metrics(progress: Any, *, short: bool = False) -> list[str]:
 
 
 class _Bars:
-    """A bar for each run that is going, and one for all of them."""
+    """A progress bar for each active run, and one for the number of finished runs."""
 
     def __init__(self, bars: Any, total_runs: int, root: Path | None) -> None:
         self.bars, self.root = bars, root
@@ -91,7 +96,7 @@ class _Bars:
             if self.total is not None:
                 self.bars.update(self.total, advance=1)
             return
-        if progress.folder != self.root and self.root in self.tasks:  # what came before the runs is over
+        if progress.folder != self.root and self.root in self.tasks:  # the phase before the runs is over
             self.bars.remove_task(self.tasks.pop(self.root))
         now = time.monotonic()
         known = progress.folder in self.tasks
@@ -105,7 +110,7 @@ class _Bars:
             if progress.what.startswith(("loading", "measuring"))
             else f" epoch {progress.epoch + 1}/{progress.epochs}"
         )
-        parts = [
+        texts = [
             progress.what,
             _number(progress.images_per_second, "{:,.0f} images/s"),
             _number(progress.loss, "loss {:.3f}"),
@@ -117,16 +122,16 @@ class _Bars:
             description=_name(progress, self.root) + epoch,
             completed=progress.step,
             total=progress.steps or None,
-            text="  ".join(part for part in parts if part),
+            text="  ".join(text for text in texts if text),
         )
 
 
 class _Lines:
-    """A line an epoch, for logs."""
+    """One line per epoch, for log files."""
 
     def __init__(self, root: Path | None) -> None:
         self.root = root
-        self.trained: dict[Path, Any] = {}  # the end of each run's epoch, which knows its speed
+        self.trained: dict[Path, Any] = {}  # the last training progress of each run, which has the speed
 
     def __call__(self, progress: Any) -> None:
         if progress.what == "training" and progress.step == progress.steps:
@@ -151,7 +156,7 @@ def _clock(seconds: float) -> str:
 
 
 def new_folder(name: str) -> Path:
-    """A folder under runs/ that is not there yet, named by what runs and when."""
+    """Returns the path of a new folder under runs/, named after the time and ``name``."""
     base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     folder, number = base, 1
     while folder.exists():
@@ -161,7 +166,7 @@ def new_folder(name: str) -> Path:
 
 
 def log_to_stderr() -> None:
-    """The library's warnings, one line each."""
+    """Prints warnings of the library to stderr, one line each."""
     import logging
 
     handler = logging.StreamHandler()

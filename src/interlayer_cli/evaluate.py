@@ -1,4 +1,4 @@
-"""`interlayer evaluate`: how well trained weights do on a set of images."""
+"""`interlayer evaluate`: evaluate a trained network on a set of images."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     data: DataName = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Weights of the same network; those the run tested unless given.")
+        Path | None, typer.Option(help="Other weights of the same network; by default the weights that the run tested.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a trained network: its metrics and its loss; of a classifier also calibration and each class by itself.
+    """Evaluate a trained network: metrics and loss, and for a classifier also calibration and the accuracy per class.
 
     Example: `interlayer evaluate runs/20250101-120000-resnet50 --data /data/imagenet`
     """

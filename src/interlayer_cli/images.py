@@ -1,4 +1,4 @@
-"""The image that models are shown where the user gives none."""
+"""The input image of commands that plot a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def photograph(model: nn.Module, path: Path | None = None) -> Tensor:
-    """Returns an image file, or matplotlib's sample photograph, with timm's transform for `model`: [1, 3, H, W]."""
+    """Loads an image file, or a sample photograph of matplotlib, with timm's transform for `model`: [1, 3, H, W]."""
     import timm
     from matplotlib import cbook
     from PIL import Image

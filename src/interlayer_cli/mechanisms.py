@@ -1,4 +1,4 @@
-"""`interlayer mechanisms`: what can be attached, and with which options."""
+"""`interlayer mechanisms`: list the mechanisms and their options."""
 
 from typing import Annotated
 
@@ -6,12 +6,12 @@ import typer
 
 
 def mechanisms(
-    name: Annotated[str | None, typer.Argument(help="A mechanism whose options are listed.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print all of them as Markdown.")] = False,
+    name: Annotated[str | None, typer.Argument(help="The mechanism to list the options of.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all mechanisms and options as Markdown.")] = False,
 ) -> None:
     """List the mechanisms, or the options of one.
 
-    Options are written behind a model's name, `resnet50+mrla_light:channels_per_head=16`, wherever a command takes one.
+    Options follow the name of the mechanism, as in `resnet50+mrla_light:channels_per_head=16`, in all commands.
 
     Examples: `interlayer mechanisms`, `interlayer mechanisms mrla_light`
     """
@@ -25,7 +25,7 @@ def mechanisms(
         return
     console = Console(width=None if Console().is_terminal else 140)
     if name is None:
-        table = Table("mechanism", "what it is")
+        table = Table("mechanism", "description")
         for key, row in MECHANISMS.items():
             table.add_row(key, row.about)
     else:
@@ -40,7 +40,7 @@ def mechanisms(
 
 
 def _markdown() -> str:
-    """The same as a page of Markdown; mechanisms with the same options share a table."""
+    """Returns all mechanisms as Markdown. Mechanisms with the same options share a table."""
     from interlayer.hosts import MECHANISMS, options_of
 
     groups: dict[type, list[str]] = {}

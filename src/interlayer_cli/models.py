@@ -1,4 +1,4 @@
-"""`interlayer models`: what the library registers with timm."""
+"""`interlayer models`: list the models that the library registers with timm."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ import typer
 def models(
     pattern: Annotated[str, typer.Argument(help="Shell-style pattern, such as 'resnet50_*'.")] = "*",
     parameters: Annotated[
-        bool, typer.Option("--parameters", help="Count the parameters, ours and the backbone's.")
+        bool, typer.Option("--parameters", help="Count the parameters, and those added to the backbone.")
     ] = False,
 ) -> None:
     """List the models that `import interlayer` registers with timm.

@@ -1,4 +1,4 @@
-"""`interlayer plot`: pictures of what a trained network has learnt."""
+"""`interlayer plot`: figures of trained networks."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,20 +7,20 @@ import typer
 
 plot = typer.Typer(
     no_args_is_help=True,
-    help="Draw what a trained network has learnt.\n\nExample: `interlayer plot shared-weights weights.safetensors`",
+    help="Plot what a trained network has learned.\n\nExample: `interlayer plot shared-weights weights.safetensors`",
 )
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the picture where it exists.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the figure if it exists.")]
 
 
 @plot.command("layer-scores")
 def layer_scores(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, or NAME+MECHANISM:OPTION=VALUE.")],
-    weights: Annotated[Path | None, typer.Option(help="Its weights; random ones unless given.")] = None,
-    image: Annotated[Path | None, typer.Option(help="An image file; a sample photograph unless given.")] = None,
-    output: Annotated[Path, typer.Option(help="The picture to write.")] = Path("layer-scores.png"),
+    weights: Annotated[Path | None, typer.Option(help="Weights of the model; random by default.")] = None,
+    image: Annotated[Path | None, typer.Option(help="An image file; a sample photograph by default.")] = None,
+    output: Annotated[Path, typer.Option(help="The figure to write.")] = Path("layer-scores.png"),
     overwrite: Overwrite = False,
 ) -> None:
-    """Draw which layer reads which: the attention scores of a network with layer attention, for one image.
+    """Plot the attention scores between the layers of a network with layer attention, for one image.
 
     Example: `interlayer plot layer-scores resnet50+mrla_base --weights runs/base/weights.safetensors`
     """
@@ -42,10 +42,10 @@ def shared_weights(
     checkpoints: Annotated[
         list[Path], typer.Argument(metavar="CHECKPOINT...", help="Weights of Shared-Lag or Shared-Ordinal DenseNets.")
     ],
-    output: Annotated[Path, typer.Option(help="The picture to write.")] = Path("shared-weights.png"),
+    output: Annotated[Path, typer.Option(help="The figure to write.")] = Path("shared-weights.png"),
     overwrite: Overwrite = False,
 ) -> None:
-    """Draw the L1 norm of the shared 1x1 weights of a DenseNet by lag or by ordinal, with exponential fits (Figure 2).
+    """Plot the L1 norm of the shared 1x1 weights of a DenseNet by lag or by ordinal, with exponential fits (Figure 2).
 
     Example: `interlayer plot shared-weights runs/lag/weights.safetensors runs/ordinal/weights.safetensors`
     """
@@ -88,5 +88,5 @@ def _check_output(output: Path, overwrite: bool) -> None:
 def _save(figure: Any, output: Path) -> None:
     try:
         figure.savefig(output, dpi=150)
-    except ValueError as error:  # a suffix matplotlib does not know
+    except ValueError as error:  # matplotlib does not support the suffix
         raise ValueError(f"{output} cannot be written: {error}") from error

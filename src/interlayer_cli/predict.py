@@ -1,4 +1,4 @@
-"""`interlayer predict`: the classes a trained network sees in images."""
+"""`interlayer predict`: predict the classes of images with a trained network."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ import typer
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
-    top: Annotated[int, typer.Option(min=1, help="Classes to show for each image.")] = 3,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of images.")],
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to print for each image.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that are no images.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip files that are not images.")] = False,
 ) -> None:
     """Predict the most likely classes of image files.
 

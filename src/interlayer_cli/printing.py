@@ -1,4 +1,4 @@
-"""Tables of plain values, printed on a terminal."""
+"""Conversion of plain tables to rich tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def rich_table(table: Any, *, align_right: bool = False) -> Any:
-    """Returns a task's or an experiment's table as rich prints it.
+    """Converts the table of a task or an experiment to a rich table.
 
     Args:
         table: an `interlayer.tasks.Table`.
@@ -19,5 +19,5 @@ def rich_table(table: Any, *, align_right: bool = False) -> Any:
     for index, column in enumerate(table.columns):
         made.add_column(column, justify="right" if align_right and index else "left")
     for row in table.rows:
-        made.add_row(*(Text(cell) for cell in row))  # a class or a file may be called anything
+        made.add_row(*(Text(cell) for cell in row))  # names of classes and files can contain markup
     return made

@@ -1,4 +1,4 @@
-"""`interlayer profile`: what models cost, against their plain backbones."""
+"""`interlayer profile`: measure the cost of models relative to their plain backbones."""
 
 from typing import Annotated, Any
 
@@ -9,22 +9,22 @@ def profile(
     names: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="Models to measure: NAME, or NAME+MECHANISM:OPTION=VALUE.")
     ],
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 8,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Image size; the model's own unless given.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images in a batch.")] = 8,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Image size; by default that of the model.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if available.")] = None,
     precision: Annotated[str, typer.Option(help="float32, or autocast to bfloat16 or float16.")] = "float32",
     channels_last: Annotated[
         bool, typer.Option("--channels-last", help="Use the channels_last memory format.")
     ] = False,
-    compile_models: Annotated[bool, typer.Option("--compile", help="Measure torch.compile'd models.")] = False,
+    compile_models: Annotated[bool, typer.Option("--compile", help="Compile the models with torch.compile.")] = False,
     graph: Annotated[
-        bool, typer.Option("--graph", help="Time steps captured as one CUDA graph, without the time to start kernels.")
+        bool, typer.Option("--graph", help="Capture steps as CUDA graphs, which excludes the time of kernel launches.")
     ] = False,
-    steps: Annotated[int, typer.Option(min=1, help="Steps timed; the median is printed.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps, of which the median is printed.")] = 5,
 ) -> None:
-    """Measure parameters, FLOPs, memory of a training step and throughput, each also as a ratio to the plain backbone.
+    """Measure parameters, FLOPs, memory of a training step and throughput, and their ratios to the plain backbone.
 
-    The plain backbones of the models named are measured too, in the same run.
+    The plain backbones of the given models are measured in the same run.
 
     Examples: `interlayer profile resnet50_mrla_light resnet50_mrla_base --batch-size 16`,
     `interlayer profile resnet50+mrla_light:channels_per_head=16`
@@ -64,8 +64,8 @@ def profile(
                 torch.cuda.empty_cache()
     where = torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
     how = ", ".join(
-        part
-        for part in (
+        text
+        for text in (
             f"batch {batch_size}",
             f"{image_size} pixels" if image_size else "",
             precision,
@@ -73,7 +73,7 @@ def profile(
             "compiled" if compile_models else "",
             "captured as a CUDA graph" if graph else "",
         )
-        if part
+        if text
     )
     console = Console(width=None if Console().is_terminal else 160)
     console.print(_table(f"{where}; {how}", order, {name: plain_name(name) for name in order}, costs))

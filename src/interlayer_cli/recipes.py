@@ -1,4 +1,4 @@
-"""`interlayer recipes`: the training settings that come with the library."""
+"""`interlayer recipes`: list the recipes of the library."""
 
 from typing import Annotated
 
@@ -6,12 +6,12 @@ import typer
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="A recipe to show whole.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The recipe to print.")] = None,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Show every value, defaults and inherited ones included.")
+        bool, typer.Option("--resolved", help="Print all values, including defaults and inherited values.")
     ] = False,
 ) -> None:
-    """List the recipes, or show one.
+    """List the recipes, or print one.
 
     Example: `interlayer recipes rla_cifar`
     """
@@ -23,7 +23,7 @@ def recipes(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("recipe", "what it is")
+    table = Table("recipe", "description")
     for entry in list_recipes():
         lines = [line.removeprefix("#").strip() for line in recipe_text(entry).splitlines() if line.startswith("#")]
         about = [line for line in lines if line and not line.startswith("interlayer ")]

@@ -1,4 +1,4 @@
-"""`interlayer tables`: the papers' figures beside ours."""
+"""`interlayer tables`: compare parameters and FLOPs with the tables of the papers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halonet, cb or rest.")] = "mrla") -> None:
-    """Print a paper's parameters and FLOPs beside those counted here; exit 1 if a row that should agree does not.
+    """Print the parameters and FLOPs of a paper next to ours. The exit code is 1 if a row that should agree does not.
 
-    Parameters and multiply-adds in the paper's units: millions and billions, which RLA's ImageNet tables count as 2^20
-    and 2^30. The FLOPs compared are counted by the papers' convention, CB's by torch's own counter, which is shown for
-    all. A figure marked * is one that no reading reproduces: docs/deviations.md says what was tried.
+    Parameters and multiply-adds are in the units of the paper: millions and billions, or 2^20 and 2^30 in the ImageNet
+    tables of RLA. FLOPs are counted by the convention of the paper, those of CB by torch's counter, which is printed
+    for all papers. No reading of the paper reproduces the figures marked with *, see docs/deviations.md.
 
     Example: `interlayer tables rla`
     """
@@ -66,7 +66,7 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
 
 
 def _scaling() -> Table:
-    """Table 1 of the HaloNet paper, by its formulas and as run here."""
+    """Returns Table 1 of the HaloNet paper, computed by its formulas and measured."""
     from rich.table import Table
 
     from interlayer.papers.attention_scaling import attention_scaling

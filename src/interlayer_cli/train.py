@@ -5,28 +5,28 @@ from typing import Annotated
 
 import typer
 
-RecipeName = Annotated[str, typer.Option(help="A recipe by name (`interlayer recipes`) or a .yaml file.")]
+RecipeName = Annotated[str, typer.Option(help="Name of a recipe (see `interlayer recipes`), or a .yaml file.")]
 DataName = Annotated[
     str | None, typer.Option(help="A folder of images or CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values of the recipe to change, such as epochs=10 lr=0.05."),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values that override the recipe, such as epochs=10 lr=0.05."),
 ]
 
 
 def train(
     overrides: Overrides = None,
     recipe: RecipeName = "default",
-    model: Annotated[str | None, typer.Option(help="A network, or NAME+MECHANISM to attach one.")] = None,
+    model: Annotated[str | None, typer.Option(help="A network, or NAME+MECHANISM to attach a mechanism.")] = None,
     data: DataName = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the run; one under runs/ unless given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --output, if there is one.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --output, if there is one.")] = False,
 ) -> None:
-    """Train a network and write weights, metrics, summary and report.html into a folder.
+    """Train a network and write its weights, metrics, summary and report.html to a folder.
 
-    On several GPUs or machines: `torchrun --nproc-per-node 8 -m interlayer train ...` or `accelerate launch -m
-    interlayer train ...`. Ctrl-C and SIGTERM save a checkpoint; `--resume` goes on from it.
+    To use several GPUs or machines, start it with `torchrun --nproc-per-node 8 -m interlayer train ...` or `accelerate
+    launch -m interlayer train ...`. Ctrl-C and SIGTERM save a checkpoint, and `--resume` continues from it.
 
     Example: `interlayer train --recipe mrla_resnet --model resnet50_mrla_light --data /data/imagenet`
     """
@@ -50,7 +50,7 @@ def train(
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return
-    report = write_run_report(folder)  # the first process's own choice of folder is the one all took
+    report = write_run_report(folder)  # all ranks use the folder that rank 0 chose
     test, headline = summary["test"], task_class(resolved.task).headline
     value = headline.format(test[headline.name])
     typer.echo(f"test {headline.title} {value} on {test['images']:,} images ({summary['chosen_by']})")
@@ -60,7 +60,7 @@ def train(
 
 
 def is_main_process() -> bool:
-    """Whether this is the first process of those that torchrun or accelerate started."""
+    """Whether this process has rank 0."""
     import os
 
     return int(os.environ.get("RANK", "0")) == 0

@@ -1,4 +1,4 @@
-"""Running the command line as a user does, in a process of its own."""
+"""Runs the command line in a separate process, as a user does."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ def run(*arguments, **options):
 
 
 def fails(*arguments, **options):
-    """The one sentence a failing command prints."""
+    """Returns the single sentence that a failing command prints."""
     result = run(*arguments, **options)
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr

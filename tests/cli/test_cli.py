@@ -1,4 +1,4 @@
-"""The command line as a user runs it, in a process of its own."""
+"""The command line, run in a separate process as a user runs it."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_tables():
 
 
 def test_plot_of_shared_weights(tmp_path):
-    """A picture and the fits of both forms; a checkpoint without such weights, or a picture that exists, is refused."""
+    """Both forms are plotted and fitted. A checkpoint without such weights or an existing figure is an error."""
     for sharing in ("lag", "ordinal"):
         model = timm.create_model(f"densenet100_cifar_shared_{sharing}")
         interlayer.save_weights(model, tmp_path / f"{sharing}.safetensors")
@@ -98,7 +98,7 @@ def test_tables_exits_1_on_a_difference():
 
 @pytest.fixture
 def published(tmp_path):
-    """A checkpoint as the authors' program writes one."""
+    """A checkpoint in the format of the authors' code."""
     model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
     renames = {"decay": "lambda_t", "query.weight": "mrla.Wq.weight", "key.weight": "mrla.Wk.weight"}
     renames["value.weight"] = "mrla.Wv.weight"
@@ -131,7 +131,7 @@ def test_convert(published, tmp_path):
 
 @pytest.mark.slow
 def test_convert_a_network_of_one_reading(tmp_path):
-    """ResT's files are the authors' own network: there is no reading to choose."""
+    """ResT has no readings, so --reading is an error."""
     model = timm.create_model("rest_lite", num_classes=3)
     torch.save({"model": model.state_dict()}, tmp_path / "rest.pth")
     line = ("convert", tmp_path / "rest.pth", tmp_path / "rest.safetensors", "--model", "rest_lite")
@@ -215,7 +215,7 @@ def test_train_and_evaluate_take_a_mechanism_with_options(tmp_path):
 
 
 def test_compare_takes_a_mechanism_with_options(tmp_path):
-    """The plain backbone that the name extends is what it is compared with."""
+    """A model is compared with the plain backbone in its name."""
     line = ("compare", "--recipe", "digits", "--model", NAMED, "--seeds", "1", *SMALL)
     result = run(*line, "--output", tmp_path / "runs")
     assert result.returncode == 0, result.stderr
@@ -223,7 +223,7 @@ def test_compare_takes_a_mechanism_with_options(tmp_path):
 
 
 def test_convert_takes_a_mechanism_with_options(published, tmp_path):
-    """The reading is the mechanism's: published unless given."""
+    """The reading is an option of the mechanism, published by default."""
     source, model = published
     target = tmp_path / "converted.safetensors"
     named = "resnet18+mrla_light:channels_per_head=32"

@@ -1,4 +1,4 @@
-"""train, compare, evaluate, predict and recipes, as a user runs them."""
+"""The commands train, compare, evaluate, predict and recipes, run in separate processes."""
 
 import json
 
@@ -15,7 +15,7 @@ TINY = ["model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run that `interlayer train` made of the digits."""
+    """The folder of a run of `interlayer train` on the digits."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     result = run("train", "--recipe", "digits", "--model", "preresnet20_cifar", "--output", folder, *TINY)
     assert result.returncode == 0, result.stderr
@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Some digits as image files, in a folder."""
+    """A folder with some digits as image files."""
     folder = tmp_path_factory.mktemp("pictures")
     digits = load_digits()
     for index in range(5):
@@ -80,7 +80,7 @@ def test_evaluate_says_how_well_and_where_not(trained):
 
 
 def test_evaluate_takes_a_plain_folder_whole(trained, tmp_path):
-    """A folder of class folders has no part to keep for training."""
+    """All images in a folder of class folders are evaluated, because none is held out for training."""
     folder, _ = trained
     digits = load_digits()
     for index in range(30):
@@ -129,7 +129,7 @@ def test_recipes_are_listed_and_shown():
 
 
 def test_compare_ends_with_a_table_a_verdict_and_a_report(tmp_path):
-    """What `make run` does, smaller."""
+    """A smaller version of `make run`."""
     result = run("compare", "--seeds", "2", *TINY, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "preresnet20_cifar+mrla_light" in result.stdout

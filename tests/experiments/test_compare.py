@@ -1,4 +1,4 @@
-"""Comparing networks: pairs, runs that take turns, what is written."""
+"""Comparison of networks: paired runs, alternating runs, and the files that are written."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_one_network_is_compared_with_its_backbone():
 
 
 def test_runs_of_one_seed_see_the_same_batches_whatever_the_network(small, tmp_path):
-    """Else differences would not be pairs: the first loss differs by the network alone."""
+    """Otherwise differences would not be paired: the first loss must differ only because of the network."""
     from interlayer.experiments.compare import recipe_for
     from interlayer.training.processes import init_processes
     from interlayer.training.setup import set_up
@@ -65,7 +65,7 @@ def test_a_comparison_holds_what_it_says(comparison):
 
 
 def test_turns_give_the_results_of_one_after_the_other(comparison, tmp_path):
-    """With dropout and the attention's stochastic depth: runs that take turns must not share random numbers."""
+    """Alternating runs with dropout and stochastic depth must not share random numbers."""
     recipe = comparison.recipe.replace(drop_rate=0.3, attach_options={"channels_per_head": 8, "drop_path": 0.3})
     alone, turns = (compare(recipe, [LIGHT], tmp_path / str(n), seeds=[0, 1], together=n) for n in (1, 2))
     for first, second in zip(alone.results, turns.results, strict=True):

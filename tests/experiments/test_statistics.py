@@ -1,4 +1,4 @@
-"""What is said of a difference: pairs, intervals, honest words."""
+"""Statistics of a difference: pairs, intervals and the sentence that reports them."""
 
 import statistics
 
@@ -16,20 +16,20 @@ def words(difference, seeds=3, metric=ACCURACY):
 
 
 def test_the_interval_is_students():
-    """By hand: differences 1, 2, 6 have mean 3, deviation sqrt(7), t(2, 97.5%) = 4.3027."""
+    """Computed by hand: differences 1, 2, 6 have mean 3 and standard deviation sqrt(7), and t(2, 97.5%) = 4.3027."""
     found = paired_difference([0.0, 0.0, 0.0], [1.0, 2.0, 6.0])
     reach = 4.302653 * statistics.stdev([1, 2, 6]) / 3**0.5
     assert (found.mean, found.low, found.high) == (3.0, pytest.approx(3 - reach), pytest.approx(3 + reach))
 
 
 def test_an_interval_is_never_narrower_than_one_test_image():
-    """Three times one image more is not proof of anything."""
+    """One additional correct image for each of three seeds is not significant."""
     found = paired_difference([0.5, 0.6, 0.7], [0.51, 0.61, 0.71], resolution=0.01)
     assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(0.02))
 
 
 def test_pairs_cancel_what_seeds_share():
-    """Seeds that differ widely but agree on the difference leave a narrow interval."""
+    """Seeds that differ widely but agree on the difference give a narrow interval."""
     found = paired_difference([0.1, 0.5, 0.9], [0.11, 0.511, 0.909])
     assert not found.within_noise
     assert found.high - found.low < 0.01
@@ -59,7 +59,7 @@ def test_the_sentences_of_a_classifier():
 
 
 def test_better_is_what_the_metric_says():
-    """Of an error, less is better, and it has no points."""
+    """For an error, lower is better, and differences are not in points."""
     assert words(Difference(-0.02, -0.03, -0.01), metric=ERROR) == (
         "with is better than plain by 0.0200 in mean error (95% interval -0.0300 to -0.0100, 3 seeds)."
     )

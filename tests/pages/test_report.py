@@ -1,4 +1,4 @@
-"""The report in a real browser: it renders, says nothing wrong on the console, needs no network, fits a phone."""
+"""The report in a browser: it renders without console errors or network access, and fits a phone screen."""
 
 import re
 import shutil
@@ -111,7 +111,7 @@ def test_it_prints(browser, reports):
 
 
 def test_names_are_text_not_markup(comparison, tmp_path):
-    """A class or a file may be called anything."""
+    """Names of classes and files can contain markup."""
     import json
 
     folder = tmp_path / "run"
@@ -127,7 +127,7 @@ def test_names_are_text_not_markup(comparison, tmp_path):
 
 
 def test_sections_of_any_task_are_laid_out_and_escaped(comparison, monkeypatch):
-    """Tables, keys and tones of a task that reports know nothing of."""
+    """Tables, keys and tones of a task from outside the package."""
     from PIL import Image
 
     from interlayer.tasks import Classification, Picture, Section, Span, Table

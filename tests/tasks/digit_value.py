@@ -1,4 +1,4 @@
-"""A task from outside the package: the value of a digit as a number, by regression."""
+"""A task from outside the package: regression of the value of a digit."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ class ValueEvaluator(MeanEvaluator):
 
 @register_task
 class DigitValue(Task):
-    """Mean squared error; the mean absolute error is the headline, and lower is better."""
+    """Trains with the mean squared error. The headline metric is the mean absolute error, for which lower is better."""
 
     name = "digit_value"
     headline = Metric("error", higher_is_better=False, label="mean absolute error")

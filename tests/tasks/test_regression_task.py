@@ -21,7 +21,7 @@ SETTING = {"task": DigitValue.name, "lr": 0.05, "optimizer": "adamw", "batch_siz
 
 
 def interlayer(*arguments, **options):
-    """Starts `interlayer` in a process of its own that knows the task."""
+    """Starts `interlayer` in a separate process in which the task is registered."""
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import digit_value; "
     command = [sys.executable, "-c", program + "from interlayer_cli.app import main; main()", *map(str, arguments)]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
@@ -49,7 +49,7 @@ def test_it_trains_and_the_lowest_error_is_the_best(small, tmp_path):
 
 
 def test_it_resumes_after_a_kill(small, tmp_path):
-    """Killed by SIGKILL within an epoch and resumed, it ends as a run that was not killed."""
+    """A run that is killed by SIGKILL within an epoch and resumed gives the same result as an uninterrupted run."""
     recipe = small(**SETTING, epochs=8, checkpoint_steps=3, drop_rate=0.2, validation=200)
     train(recipe, tmp_path / "whole")
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())

@@ -1,4 +1,4 @@
-"""Every task keeps what the interface promises."""
+"""Every registered task fulfills the interface."""
 
 import dataclasses
 import math
@@ -35,7 +35,7 @@ def test_every_task_evaluates_its_metrics_and_its_headline(small, name):
     pixels, targets, places = next(iter(setup.held_out))
     with torch.no_grad():
         outputs = task.forward(setup.network.eval(), setup.batches.batch_transform.normalize(pixels))
-    evaluator.update(outputs, targets, torch.where(places > 5, -1, places))  # padding does not count
+    evaluator.update(outputs, targets, torch.where(places > 5, -1, places))  # padding is ignored
     scores = evaluator.result(Collective())
     assert scores.count == 6
     assert set(scores.metrics) == {"loss", *(metric.name for metric in task.eval_metrics)}

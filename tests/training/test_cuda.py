@@ -1,4 +1,4 @@
-"""What only a GPU shows: captured steps, scaled gradients, runs that share it."""
+"""Training on a GPU: captured steps, scaled gradients and runs that share the GPU."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def losses(folder):
 
 
 def test_a_captured_step_trains_as_a_plain_one(on_gpu, tmp_path):
-    """In float32, with every augmentation: the graph draws what the plain step draws."""
+    """In float32 with all augmentations, the graph draws the same random numbers as the eager step."""
     recipe = on_gpu(erasing=0.3, mixup=0.4, cutmix=1.0, padding=1, flip=0.5, epochs=2, lr=0.02, clip_grad=5.0, ema=0.9)
     train(recipe.replace(cuda_graph="yes"), tmp_path / "graph")
     train(recipe.replace(cuda_graph="no"), tmp_path / "plain")

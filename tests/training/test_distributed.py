@@ -1,4 +1,4 @@
-"""Several real processes on the CPU: the same training as one, shared or copied, saved and resumed."""
+"""Several processes on the CPU, replicated or sharded, train, save and resume as a single process does."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from interlayer.training import train
 
 @pytest.fixture
 def launch(tmp_path):
-    """A function that trains a recipe in two processes that torchrun starts."""
+    """Returns a function that trains a recipe in two processes started by torchrun."""
 
     def run(recipe, folder, *arguments, expect=0, processes=2):
         path = tmp_path / f"{folder.name}.yaml"
@@ -39,7 +39,7 @@ def _environment():
 
 @pytest.fixture
 def without_randomness(small):
-    """A network without batch norm, nothing drawn but the order of the images."""
+    """The network has no batch norm, and only the order of the images is random."""
     return small(
         model="vit_tiny_patch16_224", model_options=VIT, image_size=16, crop="none", validation=200, epochs=2, lr=0.01
     )
@@ -59,7 +59,7 @@ def test_two_processes_train_as_one_with_the_same_batch(without_randomness, tmp_
 
 
 def test_a_sharded_network_trains_as_a_copied_one_and_resumes(without_randomness, tmp_path, launch):
-    """FSDP of two processes, cut after the first epoch and resumed, against one process that was never cut."""
+    """Compares FSDP with two processes, stopped after the first epoch and resumed, with one uninterrupted process."""
     recipe = without_randomness.replace(sharding="fsdp", optimizer="adamw", lr=0.003)
     train(recipe.replace(sharding="none"), tmp_path / "one")
     launch(recipe, tmp_path / "whole")
@@ -71,7 +71,7 @@ def test_a_sharded_network_trains_as_a_copied_one_and_resumes(without_randomness
 
 
 def launch_kill_and_resume(recipe, tmp_path, launch):
-    """Train in two processes, kill both after a checkpoint in the middle of an epoch, and resume."""
+    """Trains in two processes, kills both after a checkpoint in the middle of an epoch, and resumes."""
     path = tmp_path / "cut.yaml"
     path.write_text(recipe.replace(checkpoint_steps=3).to_yaml())
     command = [
@@ -93,7 +93,7 @@ def launch_kill_and_resume(recipe, tmp_path, launch):
 
 @pytest.mark.parametrize("resident", ["auto", pytest.param("no", marks=pytest.mark.slow)])
 def test_odd_numbers_and_bad_images_keep_processes_together(small, tmp_path, launch, resident):
-    """39 test images and bad ones skipped on one process only: nobody waits for ever, every image counts once."""
+    """39 test images, and bad images in only one process: no process hangs, and every image is counted once."""
     save_digits(tmp_path / "data" / "train", 6)
     save_digits(tmp_path / "data" / "val", 4)
     next((tmp_path / "data" / "val" / "3").glob("*.png")).unlink()
@@ -110,7 +110,7 @@ def test_odd_numbers_and_bad_images_keep_processes_together(small, tmp_path, lau
 
 @pytest.mark.slow
 def test_processes_agree_on_a_folder_and_save_when_asked_to_stop(without_randomness, tmp_path):
-    """Without --output each would name its own; SIGTERM reaches them at different steps. Resumed, nothing shows."""
+    """Without --output, ranks choose different names. SIGTERM reaches them at different steps. Resuming is exact."""
     recipe = without_randomness.replace(epochs=30, validation=0, batch_size=64)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
     command = [

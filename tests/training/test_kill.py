@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: a run that is killed again and again ends as one that was never touched."""
+"""A run that is repeatedly killed by SIGKILL at random times gives the same result as an uninterrupted run."""
 
 import random
 import signal
@@ -20,14 +20,14 @@ def start(recipe_file, folder):
 
 
 def kill_until(recipe, tmp_path, kills, seconds):
-    """Start the run, kill it at a random moment of training, and again, then let it end; returns the places."""
+    """Repeatedly starts and kills the run at random times, then lets it finish. Returns the last checkpoint of each."""
     folder, recipe_file = tmp_path / "killed", tmp_path / "recipe.yaml"
     recipe_file.write_text(recipe.to_yaml())
     draws, places = random.Random(0), []
     while len(places) < kills:
         process = start(recipe_file, folder)
         known = {path.name for path in (folder / "checkpoints").glob("step_*")}
-        while process.poll() is None:  # importing takes seconds: the moment is drawn from when training has begun
+        while process.poll() is None:  # wait until training has started, because importing takes seconds
             if {path.name for path in (folder / "checkpoints").glob("step_*")} - known:
                 break
             time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""The training loop: it learns, is reproducible, loses nothing, and stops where it must."""
+"""The training loop learns, is reproducible, resumes exactly and stops on errors."""
 
 import gc
 import importlib.util
@@ -41,7 +41,7 @@ RICH = {
 
 
 def stop_after(steps):
-    """A stop that is asked for after so many steps."""
+    """Returns a stop function that requests a stop after ``steps`` steps."""
     count = iter(range(10**9))
     return lambda: next(count) + 1 >= steps
 
@@ -70,7 +70,7 @@ def test_two_runs_of_one_seed_are_the_same_and_of_two_are_not(small, tmp_path):
 
 @pytest.mark.parametrize("steps", [1, 3, 4, 7, 11])
 def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(small, tmp_path, steps):
-    """With dropout, EMA, mixing, clipping, AdamW, a schedule by step, the best epoch: everything with a state."""
+    """Covers everything with a state: dropout, EMA, mixing, clipping, AdamW, a schedule by step, the best epoch."""
     recipe = small(**RICH)
     train(recipe, tmp_path / "whole")
     with pytest.raises(Stopped, match="stopped at"):
@@ -129,7 +129,7 @@ def test_without_validation_the_last_epoch_is_reported(small, tmp_path):
 
 
 def test_accumulated_parts_are_one_batch(small, tmp_path):
-    """A network without batch norm: the parts of a batch must give the batch's own gradient."""
+    """Without batch norm, the splits of a batch must give the gradient of the batch."""
     recipe = small(model="vit_tiny_patch16_224", model_options=VIT, image_size=16, crop="none", epochs=1)
     train(recipe, tmp_path / "whole")
     train(recipe.replace(accumulate=4), tmp_path / "parts")
@@ -174,7 +174,7 @@ def test_training_starts_from_a_file_and_leaves_a_head_of_other_classes(small, d
 
 
 def test_a_closed_run_leaves_no_network_behind(small, tmp_path):
-    """Runs of a comparison share the processes and the data, which must not keep a network alive."""
+    """Runs of a comparison share the processes and the data, which must not keep a reference to a network."""
     trainer = Trainer(small(epochs=1), tmp_path / "run", processes=(processes := init_processes(small())))
     for _ in trainer.run():
         pass
@@ -187,7 +187,7 @@ def test_a_closed_run_leaves_no_network_behind(small, tmp_path):
     assert processes.world_size == 1
 
 
-# What stops a run
+# Errors
 
 
 def test_a_loss_that_is_not_finite_stops_before_a_checkpoint(small, digit_files, tmp_path):
@@ -213,7 +213,7 @@ def test_a_loss_that_is_not_finite_stops_before_a_checkpoint(small, digit_files,
 
 
 def test_one_bad_image_value_is_found_in_its_own_step(small, tmp_path, monkeypatch):
-    """The step named must be the one whose loss was not finite, not the one where it was noticed."""
+    """The error must name the step with the bad loss, not the step at which it was detected."""
     trainer = Trainer(small(epochs=1, batch_size=128), tmp_path / "run")
     original = TrainStep.forward_backward
 
@@ -275,14 +275,14 @@ def test_a_path_under_a_file_is_one_sentence(small, tmp_path):
 
 
 def run_with_a_limit(trainer, hard_limit):
-    """Run, with files limited to 4 KiB from the second epoch on."""
+    """Trains with file sizes limited to 4 KiB from the second epoch on."""
     for progress in trainer.run():
         if progress.epoch == 1 and progress.what == "training":
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard_limit))
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_intact(small, tmp_path):
-    """The size of files is limited once the first checkpoint is there: what a full disk does to later ones."""
+    """Limits the size of files after the first checkpoint, which has the effect of a full disk."""
     recipe = small(epochs=3)
     trainer = Trainer(recipe, tmp_path / "run")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -309,7 +309,7 @@ def test_a_folder_with_checkpoints_is_not_taken_for_an_empty_one(small, tmp_path
 
 
 def test_a_checkpoint_of_an_earlier_step_is_not_the_first_to_go(tmp_path):
-    """The same step again must replace the old one whole."""
+    """Saving the same step again must replace the old checkpoint completely."""
     network = torch.nn.Linear(1, 1)
     checkpoints = Checkpoints(tmp_path)
     for number in (1, 2, 2, 3):
@@ -330,7 +330,7 @@ def test_tensorboard_keeps_every_epoch_of_a_resumed_run(small, tmp_path):
 
 
 def test_workers_do_not_hold_the_folder_of_a_killed_run(small, digit_files, tmp_path):
-    """SIGKILL leaves workers alive for seconds; the run can be resumed at once."""
+    """Workers survive SIGKILL of the run for seconds, but the run can be resumed immediately."""
     recipe = small(data=str(digit_files), resident="no", crop="resized", batch_size=24, workers=2, epochs=300)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
     command = [sys.executable, "-m", "interlayer", "train", "--recipe", str(tmp_path / "recipe.yaml")]
@@ -405,7 +405,7 @@ def test_what_cannot_be_trained_is_one_sentence(small, tmp_path, changes, messag
     assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 
-# What a run leaves behind
+# Files of a run
 
 
 def test_a_run_leaves_what_its_users_need(small, tmp_path):
@@ -430,7 +430,7 @@ def test_bad_images_are_counted_in_the_summary(small, digit_files, tmp_path):
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_exits_cleanly(small, digit_files, tmp_path, number, loaded):
-    """A real process, a real signal: exit code 128 + signal, a checkpoint, and a way to go on.
+    """A signal to a separate process gives exit code 128 + signal, a checkpoint and the command to resume.
 
     Terminals and schedulers send it to every process of a group, so also to the workers that load images.
     """
@@ -445,7 +445,7 @@ def test_a_signal_saves_and_exits_cleanly(small, digit_files, tmp_path, number, 
     timer = threading.Timer(120, process.kill)
     timer.start()
     seen = [process.stderr.readline() for _ in range(3)]
-    time.sleep(0.2)  # into the epoch, where workers load
+    time.sleep(0.2)  # until workers are loading images
     os.killpg(process.pid, number)
     rest = process.stderr.read()
     timer.cancel()

@@ -1,4 +1,4 @@
-"""Were these wrong, a run would start from other weights than its recipe says, or refuse options nobody gave."""
+"""A run starts from the weights that its recipe names, and options reach only the mechanisms that have them."""
 
 import pytest
 import timm
@@ -11,7 +11,7 @@ from interlayer.training import RecipeError, load_recipe
 
 @pytest.mark.parametrize("mechanism", ["rla", "mrla_light", "eca", "dia"])
 def test_a_plain_backbones_weights_start_a_network_with_a_mechanism(mechanism, tmp_path):
-    """Also the classifier's, which a state widens; and no mechanism is given options it does not have."""
+    """Includes the classifier, which a recurrent state widens. No mechanism receives options that it does not have."""
     plain = timm.create_model("preresnet20_cifar").eval()
     interlayer.save_weights(plain, tmp_path / "plain.safetensors")
     recipe = load_recipe(
@@ -19,7 +19,7 @@ def test_a_plain_backbones_weights_start_a_network_with_a_mechanism(mechanism, t
     )
     network = build_network(recipe, 10).eval()
     image = torch.randn(2, 3, 32, 32)
-    if mechanism in ("rla", "mrla_light"):  # those with init="identity"
+    if mechanism in ("rla", "mrla_light"):  # mechanisms that start as the identity
         torch.testing.assert_close(network(image), plain(image))
     weight = network.head.weight[:, : plain.head.in_features]
     assert torch.equal(weight, plain.head.weight)
@@ -33,7 +33,7 @@ def test_stochastic_depth_goes_to_those_that_have_it(mechanism):
 
 
 def test_weights_of_other_blocks_start_a_halonet(tmp_path):
-    """Appendix E: the relative tables are interpolated, all else is taken over; nothing changes at the same size."""
+    """Appendix E: relative position tables are interpolated if the size differs, and other weights are copied."""
     options = {"depths": (1, 1, 1, 1), "num_classes": 10}
     trained = timm.create_model("halo_h0", block=4, halo=1, **options)
     interlayer.save_weights(trained, tmp_path / "trained.safetensors")
@@ -53,7 +53,7 @@ def test_weights_of_other_blocks_start_a_halonet(tmp_path):
     for key, value in trained.state_dict().items():
         assert torch.equal(same[key], value), key
         assert ".rel_" in key or torch.equal(larger[key], value), key
-    torch.testing.assert_close(larger[name][[0, 11, 22]], table[[0, 5, 10]])  # the ends and the query's own row
+    torch.testing.assert_close(larger[name][[0, 11, 22]], table[[0, 5, 10]])  # the two ends and the row of offset zero
 
 
 def test_several_mechanisms_with_their_options():

@@ -1,4 +1,4 @@
-"""Recipes: what is written is what is run, and what is misspelt is refused."""
+"""Recipes: values are read and checked, and misspelled keys are errors."""
 
 import dataclasses
 import re
@@ -118,7 +118,7 @@ def test_every_field_is_documented_by_its_type_and_survives_yaml():
     assert all(value is None or isinstance(value, (bool, int, float, str, list, dict)) for value in values.values())
 
 
-# What the papers say, by hand: (recipe, epoch) -> learning rate.
+# Learning rates of the papers, computed by hand: (recipe, epoch) -> learning rate.
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

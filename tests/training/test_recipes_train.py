@@ -1,7 +1,7 @@
-"""Every recipe trains, and every value it sets does something: for each field, what it must have changed.
+"""Every recipe trains, and every value that it sets has an effect, which is checked for each field.
 
-Each recipe runs for two steps on a few real images with a small network of its kind. What makes it small (image size,
-batch, epochs, data) is changed; everything else is as the file says.
+Each recipe runs for two steps on a few images with a small network of its kind. Only the image size, the batch size,
+the epochs and the data are changed.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from interlayer.training.recipe import Recipe, list_recipes
 from interlayer.training.step import TrainStep
 from interlayer.training.trainer import TrainingLoop
 
-NETWORKS = {  # a small network of the kind the recipe is for
+NETWORKS = {  # a small network of the kind that the recipe is meant for
     "mrla_deit": ("vit_tiny_patch16_224+mrla_light", {"depth": 3, "embed_dim": 48, "num_heads": 3}),
     "cb_deit": ("vit_tiny_patch16_224", {"depth": 2, "embed_dim": 48, "num_heads": 3}),
     "mrla_efficientnet": ("mobilenetv3_small_050", {}),
@@ -38,7 +38,7 @@ SIZE, BATCH = 32, 12
 def shrunk(name, digit_files) -> Recipe:
     recipe = load_recipe(name)
     model, options = NETWORKS.get(name, ("resnet10t", {}))
-    # a batch of 12 in place of the recipe's own; where lr is given for another batch, it scales
+    # a batch size of 12 instead of the recipe's; lr is scaled if the recipe has lr_batch_size
     return recipe.replace(
         model=model, model_options=options, data=str(digit_files), image_size=SIZE, batch_size=BATCH, workers=0,
         tensorboard=False, device="cpu", validation=24 if recipe.validation else 0,
@@ -55,7 +55,7 @@ def two_steps(recipe, folder) -> TrainingLoop:
 
 
 def transform_of(loop, kind):
-    """A transform of this kind among those that workers apply."""
+    """Returns the first transform of this type among those that workers apply."""
     applied = loop.setup.batches.loader.dataset.transform.transforms
     nested = [inner for t in applied if isinstance(t, transforms.Compose) for inner in t.transforms]
     return next((t for t in [*applied, *nested] if isinstance(t, kind)), None)
@@ -71,7 +71,7 @@ def lr_at(recipe, epoch):
 
 
 def lr_changes(field, epochs, without):
-    """The learning rate at one of these epochs is another without the field."""
+    """Checks that the learning rate at one of these epochs changes without the field."""
 
     def check(loop, recipe):
         changed = recipe.replace(**{field: without})
@@ -100,7 +100,7 @@ def check_mixing(loop, recipe):
 
 
 def centred_transform(loop, recipe):
-    """The recipe's batch transform, for images of mean and standard deviation 0.5."""
+    """Returns the recipe's batch transform, with a mean and standard deviation of 0.5."""
     return BatchTransform.of(recipe, loop.setup.batches.batch_transform.task, [0.5] * 3, [0.5] * 3, torch.device("cpu"))
 
 
@@ -156,7 +156,7 @@ def drop_paths(network):
 
 
 def check_central_crop(loop, recipe):
-    """The image that evaluation crops is larger than the crop by that factor."""
+    """Checks the ratio of the center crop to the resized image in evaluation."""
     cropped, *_ = loop.setup.loading.transform.evaluation().transforms
     assert cropped.size == int(SIZE / recipe.crop_pct)
 
@@ -166,10 +166,10 @@ def check_zero_head(loop, recipe):
 
 
 def white_batch(loop, recipe):
-    """A batch of white images, as the recipe crops and flips them: [B, 3, H, W], 1 where white, -1 where padded."""
+    """Returns a batch of white images, cropped and flipped by the recipe: [B, 3, H, W], 1 if white, -1 if padded."""
     batches = ResidentTrainBatches(loop.setup.batches.images, dataclasses.replace(loop.setup.loading, recipe=recipe))
     batches.images.pixels.fill_(255)
-    batches.images.pixels[..., : SIZE // 2] = 128  # the left half is grey
+    batches.images.pixels[..., : SIZE // 2] = 128  # the left half is gray
     batches.seed(0, 0)
     batches.batch_transform = centred_transform(loop, recipe.replace(mixup=0, cutmix=0, erasing=0))
     return batches.transform_batch(torch.arange(100))[0]

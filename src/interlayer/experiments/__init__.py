@@ -1,4 +1,4 @@
-"""Experiments on trained networks: comparison and its statistics, evaluation, prediction."""
+"""Experiments: comparison of networks and its statistics, evaluation and prediction."""
 
 from .compare import Comparison, compare, networks_of
 from .evaluate import evaluate

@@ -1,4 +1,4 @@
-"""Several networks under one recipe, over several seeds. What can be said of the difference is in statistics.py."""
+"""Comparison of several networks under one recipe, over several seeds. See statistics.py for the statistics."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..training import Progress, Recipe, Trainer, TrainingError
 from ..training.data import ImageTransform, open_data
 from ..training.files import make_folder, write_json
 from ..training.logs import read_metrics
+from ..training.memory import smaller_batch_advice
 from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
 from ..training.setup import build_network
@@ -28,18 +29,18 @@ from ..training.summary import read_summary
 from .statistics import Difference, paired_difference, spread, verdict
 from .turns import in_turns
 
-TOGETHER = 4  # runs that share one GPU
+TOGETHER = 4  # default number of runs that share one GPU
 
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """What a network costs under the recipe.
+    """The cost of a network under the recipe.
 
     Args:
         parameters: number of parameters.
-        flops: multiply-adds of one image.
-        memory: peak bytes of a training step.
-        epoch_seconds: the median epoch of training, the first one left out.
+        flops: multiply-adds per image.
+        memory: peak memory of a training step in bytes.
+        epoch_seconds: median training time of an epoch, without the first one.
     """
 
     parameters: int
@@ -50,14 +51,14 @@ class NetworkCost:
 
 @dataclass(frozen=True)
 class Result:
-    """One network over all seeds.
+    """The result of one network over all seeds.
 
     Args:
-        model: the network's name.
-        folders: the folders of its runs, by seed.
-        values: the task's headline metric on the test images, by seed.
-        cost: what the network costs.
-        difference: to the first network; None for the first itself.
+        model: name of the network.
+        folders: the folders of its runs, one per seed.
+        values: the headline metric on the test images, one per seed.
+        cost: the cost of the network.
+        difference: the difference to the first network; None for the first network.
     """
 
     model: str
@@ -78,11 +79,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Networks compared under one recipe.
+    """The comparison of several networks under one recipe.
 
     Args:
-        metric: what they are compared by: the task's headline metric.
-        together: how many runs shared the device.
+        recipe: the recipe that all runs share.
+        folder: the folder of the comparison.
+        metric: the headline metric of the task.
+        seeds: the seeds of each network's runs.
+        results: the result of each network; the first one is the baseline.
+        together: the number of runs that shared the device.
+        command: the command that reproduces the comparison.
+        notes: messages to the user about the data.
     """
 
     recipe: Recipe
@@ -95,7 +102,7 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     def verdicts(self) -> list[str]:
-        """Returns what can be said of each network against the first, in words."""
+        """Returns one sentence about the difference of each network to the first."""
         first, *others = self.results
         return [
             verdict(result.model, first.model, result.difference, self.metric, len(self.seeds))
@@ -105,7 +112,7 @@ class Comparison:
 
 
 def networks_of(models: Sequence[str]) -> list[str]:
-    """Returns the networks to compare: those named, or one network after the plain backbone that it extends."""
+    """Returns the networks to compare. A single network is compared with its plain backbone, which comes first."""
     names = list(dict.fromkeys(models))
     if len(names) == 1 and plain_name(names[0]) != names[0]:
         names.insert(0, plain_name(names[0]))
@@ -138,15 +145,15 @@ def compare(
     """Trains every network with every seed and compares them with the first.
 
     Args:
-        recipe: the setting that all runs share.
-        models: names, or NAME+MECHANISM.
-        folder: a folder for the comparison; each run gets one inside.
+        recipe: the recipe that all runs share.
+        models: model names, NAME or NAME+MECHANISM.
+        folder: the folder of the comparison, with a subfolder for each run.
         seeds: the seeds of each network's runs.
-        resume: whether to go on with the comparison that is in the folder.
-        together: how many runs share the GPU at a time; chosen by the device if None, one on a CPU.
-        stop: called after every step; True saves checkpoints and raises `Stopped`.
-        show: told where the runs are.
-        command: the command that gives this comparison again, for the record.
+        resume: whether to resume the comparison that is in the folder.
+        together: the number of runs that share the GPU at a time; if None, chosen by the device (one on a CPU).
+        stop: called after every step; if it returns True, checkpoints are saved and `Stopped` is raised.
+        show: called with the progress of the runs.
+        command: the command that reproduces this comparison, for the record.
     """
     names = networks_of(models)
     if not seeds or len(set(seeds)) != len(seeds):
@@ -155,7 +162,7 @@ def compare(
     folder = processes.broadcast(folder)
     data = open_data(recipe)
     costs = {}
-    for name in names:  # before any training: an unknown name or a network that does not fit is found here
+    for name in names:  # before any training, so that unknown names and unsuitable networks fail early
         show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
         costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), data.classes, processes)
     make_folder(folder)
@@ -189,7 +196,7 @@ def compare(
 
 
 def _results(folders: dict[str, list[Path]], metric: Metric, costs: dict[str, tuple[int, int, int]]) -> list[Result]:
-    """Reads the finished runs of every network; the first is what the others are compared with."""
+    """Reads the finished runs of every network and compares each network with the first."""
     results: list[Result] = []
     for name, paths in folders.items():
         tests = [read_summary(path)["test"] for path in paths]
@@ -201,7 +208,7 @@ def _results(folders: dict[str, list[Path]], metric: Metric, costs: dict[str, tu
 
 
 def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
-    """Returns how many runs share the device: several only where one process drives one GPU."""
+    """Returns the number of runs that share the device. Several runs need a single process."""
     possible = processes.world_size == 1 and recipe.precision != "float16"
     if asked is None:
         return TOGETHER if possible and processes.device.type == "cuda" else 1
@@ -211,7 +218,7 @@ def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
 
 
 def _static_cost(recipe: Recipe, classes: Sequence[str], processes: Processes) -> tuple[int, int, int]:
-    """Returns parameters, multiply-adds of one image and bytes of a training step."""
+    """Returns the parameters, the multiply-adds per image and the peak memory of a training step in bytes."""
     device = processes.device
     network = build_network(make_task(dataclasses.asdict(recipe.replace(pretrained=False, weights=None)), classes))
     check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
@@ -224,8 +231,8 @@ def _static_cost(recipe: Recipe, classes: Sequence[str], processes: Processes) -
         memory = measure_memory(network, setting)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"the GPU's memory does not hold a training step of {recipe.model} with {images} images: set accumulate="
-            f"{recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size"
+            f"the GPU's memory does not hold a training step of {recipe.model} with {images} images: "
+            f"{smaller_batch_advice(recipe)}"
         ) from error
     if device.type == "cuda":
         del network

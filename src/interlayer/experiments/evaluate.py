@@ -1,4 +1,4 @@
-"""A trained network evaluated on a set of images with labels."""
+"""Evaluation of a trained network on a set of labeled images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..training.data.folders import FolderImages
 from ..training.evaluation import evaluate_batches
 from .trained import TrainedNetwork
 
-SHOWN_BATCH = 64  # images of a step, as progress counts them
+SHOWN_BATCH = 64  # number of images per step of the progress bar
 SPLIT_FOLDERS = ("train", "val", "validation", "valid", "test", "cifar-10-batches-py", "cifar-100-python")
 logger = logging.getLogger(__name__)
 
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 def evaluate(
     trained: TrainedNetwork, data: str | None = None, *, show: Callable[[Progress], None] = lambda progress: None
 ) -> dict[str, Any]:
-    """Evaluates a network on the test images of the run's data, or of `data`.
+    """Evaluates a network on the test images of the run's data, or of ``data`` if given.
 
     Returns:
-        The task's metrics, the loss and the task's details, as JSON can hold them.
+        The metrics of the task, the loss and the details of the task, as JSON-serializable values.
     """
     task, classes = trained.task, trained.task.classes
     num_classes = len(classes) or trained.recipe.num_classes
     recipe = trained.recipe.replace(data=data or trained.recipe.data, num_classes=num_classes, validation=0)
-    opened = _whole_folder(recipe, classes) or open_data(recipe)
+    opened = _unsplit_folder(recipe, classes) or open_data(recipe)
     for note in opened.notes:
         logger.warning(note)
-    theirs = list(opened.test.classes)
-    if classes and isinstance(opened.test, Images) and theirs != classes[: len(theirs)]:
-        found, known = ", ".join(theirs[:5]), ", ".join(classes[:5])
+    test_classes = list(opened.test.classes)
+    if classes and isinstance(opened.test, Images) and test_classes != classes[: len(test_classes)]:
+        found, known = ", ".join(test_classes[:5]), ", ".join(classes[:5])
         raise TrainingError(f"{recipe.data} has other classes than the run: {found}, ... instead of {known}, ...")
     context = LoadingContext(recipe, task, trained.transform, Ranks(), trained.device, opened.problems)
     scores = _scores(trained, eval_batches(opened.test, context), show)
@@ -56,14 +56,14 @@ def _scores(trained: TrainedNetwork, batches: EvalBatches, show: Callable[[Progr
     steps = math.ceil(batches.count / SHOWN_BATCH)
     normalize = trained.batch_transform.normalize
     evaluation = evaluate_batches(trained.task, trained.network, batches, normalize=normalize, records=True)
-    for done, scores in enumerate(evaluation):  # noqa: B007  the last one yielded counts
+    for done, scores in enumerate(evaluation):  # noqa: B007  the scores come last
         show(Progress(Path("evaluating"), "evaluating", 0, 1, done, steps))
     assert scores is not None, "evaluate_batches yields the scores last"
     return scores
 
 
-def _whole_folder(recipe: Recipe, classes: list[str]) -> Data | None:
-    """Opens a folder of class folders, which is evaluated whole: no image of it is needed for training."""
+def _unsplit_folder(recipe: Recipe, classes: list[str]) -> Data | None:
+    """Opens a folder of class folders without splits, to evaluate all of its images. Returns None for other data."""
     path = Path(recipe.data)
     if not path.is_dir() or any((path / name).is_dir() for name in SPLIT_FOLDERS):
         return None

@@ -1,4 +1,4 @@
-"""What a trained network sees in image files."""
+"""Predictions of a trained network for image files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_SIZE = 64
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files named, and the images in the folders named."""
+    """Returns the files among ``paths``, and the images in the folders among them."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -42,14 +42,17 @@ def predict(
     on_bad_image: str = "fail",
     show: Callable[[Progress], None] = lambda progress: None,
 ) -> list[dict[str, Any]]:
-    """Describes what the network sees in each file, in the order of the files.
+    """Returns the prediction for each file, in the order of the files.
 
     Args:
-        top: how many answers to give for each image, where the task has several.
-        on_bad_image: what to do with files that are not images: fail, or skip.
+        trained: the network.
+        files: the image files.
+        top: the number of answers per image, if the task ranks several.
+        on_bad_image: whether files that are not images raise an error ("fail") or are skipped ("skip").
+        show: called with the progress.
 
     Returns:
-        The task's description of each image, as JSON can hold it, with the file as ``image``.
+        The task's prediction for each image as JSON-serializable values, with the name of the file as ``image``.
     """
     images, problems = FileImages(files), Problems(on_bad_image)
     context = LoadingContext(trained.recipe, trained.task, trained.transform, Ranks(), trained.device, problems)

@@ -1,8 +1,8 @@
-"""What can be said of the difference between two networks, from runs with several seeds.
+"""Statistics of the difference between two networks over several seeds.
 
-Runs of one seed see the same batches with the same augmentation, whatever the network, so differences are taken pair by
-pair. Their mean has Student's confidence interval over the seeds; where that contains zero, the difference is reported
-as noise.
+Runs with the same seed see the same batches with the same augmentation, whatever the network. Differences are therefore
+paired by seed. The confidence interval of their mean is Student's t interval over the seeds. If the interval contains
+zero, the difference is reported as noise.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Difference:
     """The paired difference of a metric between two networks.
 
     Args:
-        mean: mean over the seeds of the second network's value minus the first's.
-        low, high: the confidence interval of the mean; None for a single seed.
+        mean: mean over the seeds of the second network's value minus the first network's.
+        low, high: bounds of the confidence interval of the mean; None for a single seed.
     """
 
     mean: float
@@ -32,10 +32,11 @@ class Difference:
 
     @property
     def within_noise(self) -> bool:
+        """Whether the interval contains zero or is unknown."""
         return self.low is None or self.high is None or self.low <= 0 <= self.high
 
     def format(self, metric: Metric) -> str:
-        """Returns the mean and its interval, without their unit: +0.51 (-0.20 to +1.22)."""
+        """Formats the mean and its interval without their unit: +0.51 (-0.20 to +1.22)."""
         mean = metric.format_difference(self.mean)
         if self.low is None or self.high is None:
             return mean
@@ -43,12 +44,12 @@ class Difference:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float = 0.0) -> Difference:
-    """Computes the mean of ``second - first``, pair by pair, with Student's interval.
+    """Computes the mean of ``second - first`` over paired values, with Student's t interval.
 
     Args:
         first, second: one value for each seed, in the same order.
-        resolution: the smallest difference there can be, such as one test image: the interval reaches at least that
-            far.
+        resolution: the smallest difference that can be measured, such as one test image. It is the minimum half-width
+            of the interval.
     """
     from scipy.special import stdtrit
 
@@ -57,8 +58,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], resolutio
     if len(differences) < 2:
         return Difference(mean, None, None)
     error = statistics.stdev(differences) / math.sqrt(len(differences))
-    reach = max(float(stdtrit(len(differences) - 1, (1 + CONFIDENCE) / 2)) * error, resolution)
-    return Difference(mean, mean - reach, mean + reach)
+    half_width = max(float(stdtrit(len(differences) - 1, (1 + CONFIDENCE) / 2)) * error, resolution)
+    return Difference(mean, mean - half_width, mean + half_width)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -67,13 +68,13 @@ def spread(values: Sequence[float]) -> float:
 
 
 def verdict(model: str, first: str, difference: Difference, metric: Metric, seeds: int) -> str:
-    """Returns one honest sentence about the difference between two networks.
+    """Returns one sentence about the difference between two networks and its significance.
 
     Args:
         model, first: names of the two networks.
-        difference: of `model` to `first`.
-        metric: what was measured; says which direction is better.
-        seeds: the number of pairs.
+        difference: the difference of ``model`` to ``first``.
+        metric: the metric of the values.
+        seeds: the number of seeds.
     """
     unit = metric.unit or f"in {metric.title}"
     mean = f"{metric.format_difference(difference.mean)} {unit}"

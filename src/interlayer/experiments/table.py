@@ -1,4 +1,4 @@
-"""A comparison as a table of plain values, which the command line prints and a report lays out."""
+"""The table of a comparison as plain values, for the command line and for reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .statistics import CONFIDENCE
 
 
 def comparison_rows(comparison: Comparison) -> list[list[str]]:
-    """Returns the cells of a comparison's table, a row for each network, without the networks' names."""
+    """Returns one row of cells for each network, without its name."""
     metric = comparison.metric
     return [
         [
@@ -27,10 +27,10 @@ def comparison_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def comparison_table(comparison: Comparison, *, corner: str = "network") -> Table:
-    """Returns the metric and the cost of every network.
+    """Returns a table with the metric and the cost of every network.
 
     Args:
-        corner: the title of the column with the networks' names.
+        corner: the title of the column of network names.
     """
     columns = [
         corner, comparison.metric.title, f"difference ({CONFIDENCE:.0%} interval)", "parameters", "MFLOPs", "epoch",
@@ -43,7 +43,7 @@ def comparison_table(comparison: Comparison, *, corner: str = "network") -> Tabl
 
 
 def _note(comparison: Comparison) -> str:
-    """Says what the columns of the table mean."""
+    """Explains the columns of the table."""
     metric = comparison.metric
     unit = f", in {metric.unit}" if metric.unit else ""
     shared = f", {comparison.together} runs sharing the GPU" if comparison.together > 1 else ""

@@ -1,4 +1,4 @@
-"""Finished runs, read from their folders."""
+"""Finished runs and their trained networks, read from the folders of the runs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..training.summary import read_summary
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """Reads the summary of a finished run and what it predicted for each test image."""
+    """Reads the summary of a finished run and its predictions for the test images."""
     summary, path = read_summary(folder), folder / RECORDS_FILE
     return FinishedRun(summary["model"], summary, safetensors.torch.load_file(path) if path.exists() else {})
 
 
 def task_of(recipe: Recipe, summary: Mapping[str, Any]) -> Task:
-    """Returns the task of a finished run. What it builds has no trained weights yet."""
+    """Returns the task of a finished run. The network that it builds does not have the trained weights yet."""
     values = dataclasses.asdict(recipe.replace(pretrained=False, weights=None))
     return make_task(values, summary.get("classes", []))
 
@@ -37,14 +37,14 @@ class TrainedNetwork:
 
     Args:
         folder: the folder of the run.
-        weights: other weights of the same network; those that the run tested if None.
-        device: where the network goes; the GPU, if there is one, if None.
+        weights: a file with other weights of the same network; the weights that the run tested if None.
+        device: the device of the network; a GPU if available, if None.
 
     Attributes:
-        recipe: what was trained.
-        task: what was learned.
-        network: the network, with its weights.
-        transform: how an image becomes the network's input.
+        recipe: the recipe of the run.
+        task: the task of the run.
+        network: the network with its trained weights.
+        transform: the transform of an image to the network's input.
         batch_transform: normalizes batches on the device.
     """
 

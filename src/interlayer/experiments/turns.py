@@ -1,4 +1,4 @@
-"""Runs that share a device take turns: a step of each."""
+"""Alternates between runs that share a device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..training import Progress, Stopped, Trainer
 
 
 def in_turns(trainers: Iterator[Trainer], together: int) -> Iterator[Progress]:
-    """Runs trainers, up to `together` at a time, a step of each in turn, and closes them.
+    """Runs up to ``together`` trainers at a time, one step of each in turn, and closes them.
 
-    Where the trainers are asked to stop, each saves a checkpoint before `Stopped` is raised.
+    If a stop is requested, every active trainer saves a checkpoint before `Stopped` is raised.
 
     Args:
-        trainers: made one by one, as their turn comes; with `separate_random_state` if several run at a time.
-        together: how many run at a time.
+        trainers: the trainers, created on demand; with ``separate_random_state`` if several run at a time.
+        together: the number of trainers that run at a time.
     """
     active: list[tuple[Trainer, Iterator[Progress]]] = []
     trainers = iter(trainers)

@@ -1,4 +1,4 @@
-"""Pages that a browser shows."""
+"""HTML pages: the report of a run or of a comparison."""
 
 from .report import write_comparison_report, write_run_report
 

@@ -1,4 +1,4 @@
-"""The figures of a report: curves of training, and which layer reads which."""
+"""The figures of a report: training curves and attention scores between layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..training.logs import read_metrics
 from ..training.summary import read_summary
 from .rendering import colour, sentence_case, svg
 
-SCORED_IMAGES = 64
+SCORED_IMAGES = 64  # number of test images over which attention scores are averaged
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Shown:
     """A figure on a page.
 
     Args:
-        alt: what the figure shows, in words.
-        source: the source of the image: a data URI.
+        alt: a description of the figure.
+        source: the image as a data URI.
     """
 
     alt: str
@@ -38,10 +38,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class Attention:
-    """Which layer of a network reads which, one figure for each stage.
+    """The attention scores between the layers of a network.
 
     Args:
-        images: how many test images the weights are the mean of.
+        model: name of the network.
+        seed: seed of the run.
+        images: the number of test images over which the scores are averaged.
+        stages: one figure for each stage.
     """
 
     model: str
@@ -52,11 +55,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one figure draws over the epochs: columns of metrics.csv.
+    """The columns of metrics.csv that one figure plots over the epochs.
 
     Args:
-        trained: of the training images; None if it is not measured there.
-        evaluated: of the held-out images.
+        title: the title of the figure.
+        trained: the column for the training images; None if there is none.
+        evaluated: the column for the held-out images.
+        log: whether the vertical axis is logarithmic.
     """
 
     title: str
@@ -66,10 +71,11 @@ class Curve:
 
 
 def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
-    """Returns the curves of the loss, of the headline metric and of what else is measured in training.
+    """Plots the loss, the headline metric and the other training metrics over the epochs.
 
     Args:
-        runs: the folders of each network's runs, by the network's name.
+        task: the task of the runs.
+        runs: the folders of the runs of each network, by the name of the network.
     """
     wanted = [Curve("Loss", "train_loss", "eval_loss", log=True)]
     for metric in dict.fromkeys((task.headline, *task.train_metrics)):
@@ -106,10 +112,11 @@ def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
 
 
 def attention(runs: Mapping[str, Sequence[Path]], images: Images | None) -> list[Attention]:
-    """Returns which layer reads which, of the first run of each network that has layer attention.
+    """Plots the attention scores of the first run of each network with layer attention.
 
     Args:
-        images: the test images; None where they cannot be opened one by one.
+        runs: the folders of the runs of each network, by the name of the network.
+        images: the test images; None if they cannot be opened by index.
     """
     return [] if images is None else [shown for folders in runs.values() for shown in _attention(folders[0], images)]
 
@@ -124,7 +131,7 @@ def _attention(folder: Path, images: Images) -> list[Attention]:
     pixels = torch.stack([torch.as_tensor(transform(images.open(index))) for index in chosen])
     try:
         stages = layer_scores(trained.network, trained.batch_transform.normalize(pixels))
-    except ValueError:  # a form of the mechanism that has no scores
+    except ValueError:  # a variant of the mechanism without scores
         return []
     model = trained.recipe.model
     figures = [

@@ -1,7 +1,7 @@
-"""Pages from templates: each becomes one file that needs nothing else.
+"""Renders pages from templates. Each page is a single file without external resources.
 
-Templates and style sheets are in templates/. Jinja2 escapes every value that a template shows, since a class or a file
-may be called anything.
+Templates and style sheets are in templates/. Jinja2 escapes all values, because names of classes and files can contain
+any characters.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from markupsafe import Markup
 from PIL import Image
 
 COLOURS = ("#3b6ea8", "#c8553d", "#4a8f5b", "#8a63a8", "#b58a2b", "#4b9c9c")
-LISTED = 10  # names of bad images on a page; all of them are in summary.json
+LISTED = 10  # number of bad images listed on a page; summary.json lists all of them
 
 
 def colour(index: int) -> str:
-    """Returns the colour of the network with this index, in curves and in keys."""
+    """Returns the color of the network with this index, in curves and legends."""
     return COLOURS[index % len(COLOURS)]
 
 
 def render(name: str, **values: Any) -> str:
-    """Returns the page that the template ``name.html`` makes of the values, with the style sheet ``name.css``."""
+    """Renders the template ``name.html`` with the style sheet ``name.css``."""
     style = Markup(_template(f"{name}.css"))  # trusted: a file of this package
     return _environment().get_template(f"{name}.html").render(style=style, **values)
 
 
 def svg(figure: Any) -> str:
-    """Returns a figure of matplotlib as the source of an image."""
+    """Returns a matplotlib figure as a data URI."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg")
     return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def png(image: Image.Image) -> str:
-    """Returns a PIL image as the source of an image."""
+    """Returns a PIL image as a data URI."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def sentence_case(text: str) -> str:
-    """Returns text with a capital letter."""
+    """Capitalizes the first letter."""
     return text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:
-    """Returns a note as a sentence: with a capital letter and a full stop."""
+    """Capitalizes the first letter and adds a full stop."""
     return f"{sentence_case(text)}."
 
 
 def listed(found: Mapping[str, str]) -> str:
-    """Returns the first names and reasons of bad images."""
+    """Lists the first bad images with the reasons."""
     return "; ".join(f"{name}: {reason}" for name, reason in list(found.items())[:LISTED])
 
 

@@ -1,7 +1,8 @@
-"""report.html: what a run or a comparison came to, as one file that needs nothing else.
+"""The report of a run or of a comparison, report.html, which is a single file without external resources.
 
-Curves, table, heatmaps of which layer reads which, what the task shows, recipe, versions, command. Everything is read
-from the folders of the runs, so that a report can be made again at any time.
+It contains the table of results, training curves, heatmaps of attention scores between layers, the sections of the
+task, the command, the versions and the recipe. Everything is read from the folders of the runs, so that a report can be
+written again at any time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .rendering import render, sentence_case
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows, in the order of the page."""
+    """The contents of a report."""
 
     title: str
     heading: str
@@ -108,7 +109,7 @@ def _write(folder: Path, report: Report) -> Path:
 
 
 def _test_images(recipe: Recipe) -> Images | None:
-    """Opens the test images, if they can be opened one by one. What cannot be read was reported in training."""
+    """Opens the test images, if they can be opened by index. Training has already reported unreadable images."""
     test = open_data(recipe.replace(on_bad_image="skip")).test
     return test if isinstance(test, Images) else None
 

@@ -1,4 +1,4 @@
-"""Tasks: what is built and learned, by the name that a recipe gives."""
+"""Tasks: what a network is trained for. A recipe selects a task by name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ TASKS: dict[str, type[Task]] = {Classification.name: Classification}
 
 
 def register_task(task: type[Task]) -> type[Task]:
-    """Makes a task known by its name; a class decorator."""
+    """Registers a task under its name. Can be used as a class decorator."""
     TASKS[task.name] = task
     return task
 
 
 def task_class(name: str) -> type[Task]:
-    """Returns the class of the task of this name."""
+    """Returns the task class with this name."""
     if name not in TASKS:
         raise TaskError(f"unknown task {name!r}; the tasks are: {', '.join(sorted(TASKS))}")
     return TASKS[name]
 
 
 def make_task(values: Mapping[str, Any], classes: Sequence[str]) -> Task:
-    """Makes the task that the values of a recipe name, for data of these classes."""
+    """Creates the task that a recipe selects.
+
+    Args:
+        values: the values of the recipe, by key.
+        classes: class names of the data, by label.
+    """
     return task_class(values.get("task", Classification.name))(values, classes)
 
 

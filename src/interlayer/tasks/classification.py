@@ -14,11 +14,11 @@ from .metric import Metric
 from .show import FinishedRun, ImageSource, Section, Span, Table, spread, thumbnail
 from .task import Task
 
-SHOWN_IMAGES = 24  # in a section of a report
+SHOWN_IMAGES = 24  # maximum number of images in a section of a report
 
 
 class Classification(Task):
-    """Cross-entropy, with label smoothing or against the soft labels of mixed images; top-1 and top-5 accuracy."""
+    """Trains with cross-entropy, with label smoothing or soft labels, and measures top-1 and top-5 accuracy."""
 
     name = "classification"
     headline = Metric("accuracy", percent=True)
@@ -29,7 +29,7 @@ class Classification(Task):
         return self.build_network(len(self.classes))
 
     def mixable(self, targets: Tensor) -> Tensor:
-        """Returns labels [B] as distributions [B, classes]: 1 - smoothing on the label, the rest spread evenly."""
+        """Converts labels [B] to smoothed one-hot distributions [B, classes]."""
         smoothing, classes = self.values["label_smoothing"], len(self.classes)
         return F.one_hot(targets, classes).float() * (1 - smoothing) + smoothing / classes
 
@@ -47,7 +47,7 @@ class Classification(Task):
     def evaluator(self, *, records: bool = False) -> ClassificationEvaluator:
         return ClassificationEvaluator(records=records)
 
-    # What there is to show
+    # Reports
 
     def predictions(self, outputs: Tensor, top: int) -> list[dict[str, Any]]:
         best = outputs.float().softmax(1).topk(min(top, len(self.classes)), dim=1)
@@ -65,7 +65,7 @@ class Classification(Task):
         return Table("", ["image", *(f"class {rank + 1}" for rank in range(most))], rows)
 
     def details(self, scores: Scores) -> dict[str, Any]:
-        """Returns the calibration error, and for every class its accuracy and what it is most often taken for."""
+        """Returns the calibration error, and the accuracy and the most frequent confusion of every class."""
         from torchmetrics.functional.classification import binary_calibration_error, multiclass_confusion_matrix
 
         labels, predicted = scores.records["predictions"][:, 1], scores.records["predictions"][:, 2]
@@ -88,7 +88,7 @@ class Classification(Task):
         }
 
     def show_details(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        whole = Table(
+        overall = Table(
             f"{evaluation['model']} on {evaluation['data']}",
             ["images", "top 1", "top 5", "loss", "calibration error"],
             [[
@@ -103,10 +103,10 @@ class Classification(Task):
             ]
             for entry in evaluation["classes"]
         ]  # fmt: skip
-        return [whole, Table("", ["class", "images", "accuracy", "most often taken for"], rows)]
+        return [overall, Table("", ["class", "images", "accuracy", "most often taken for"], rows)]
 
     def show_run(self, run: FinishedRun, images: ImageSource | None) -> list[Section]:
-        """Shows the mistakes that the network was surest of."""
+        """Shows the mistakes with the highest confidence."""
         if images is None:
             return []
         predictions, confidences = run.records["predictions"], run.records["confidences"]
@@ -119,11 +119,11 @@ class Classification(Task):
             place, label, predicted = predictions[index].tolist()
             lines = [self._truth(label), self._answer(label, predicted, float(confidences[index]))]
             pictures.append(thumbnail(images, place, lines))
-        text = f"{len(wrong)} of {len(predictions)} test images; the ones it was surest of:"
+        text = f"{len(wrong)} of {len(predictions)} test images; those with the highest confidence:"
         return [Section("Mistakes", text, pictures=pictures)]
 
     def show_comparison(self, runs: Sequence[FinishedRun], images: ImageSource | None) -> list[Section]:
-        """Shows test images to which the first two networks give different classes."""
+        """Shows test images for which the first two networks predict different classes."""
         if images is None or len(runs) < 2:
             return []
         pair = runs[:2]
@@ -144,10 +144,10 @@ class Classification(Task):
                 lines.append(self._answer(label, int(predicted), float(confidence), key))
             pictures.append(thumbnail(images, place, lines))
         text = (
-            f"{len(differ)} of {len(answers[0])} test images get another class from the two networks (first seed): "
-            f"{names[0]} is right on {right[0]} of them, {names[1]} on {right[1]}."
+            f"The two networks (first seed) predict different classes for {len(differ)} of {len(answers[0])} test "
+            f"images: {names[0]} is right on {right[0]} of them, {names[1]} on {right[1]}."
         )
-        return [Section(title, text, keys=names, legend="in bold the true class", pictures=pictures)]
+        return [Section(title, text, keys=names, legend="the true class is in bold", pictures=pictures)]
 
     def _truth(self, label: int) -> list[Span]:
         return [Span(self.classes[label], "strong")]
@@ -158,7 +158,7 @@ class Classification(Task):
 
 
 class ClassificationEvaluator(MeanEvaluator):
-    """Cross-entropy without smoothing, top-1 and top-5 accuracy.
+    """Computes cross-entropy without label smoothing, and top-1 and top-5 accuracy.
 
     Records:
         predictions: [N, 3], the index in the source, the label and the predicted class of each image.
@@ -173,7 +173,8 @@ class ClassificationEvaluator(MeanEvaluator):
 
     def records_of(self, outputs: Tensor, targets: Tensor, places: Tensor) -> dict[str, Tensor]:
         logits = outputs.float()
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices[:, 0]  # of equal logits, the one that is counted
+        # topk instead of argmax, so that ties are broken as in `values_of`
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices[:, 0]
         return {
             "predictions": torch.stack([places, targets, best], dim=1),
             "confidences": logits.softmax(dim=1).amax(dim=1),

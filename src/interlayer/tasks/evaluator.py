@@ -16,9 +16,9 @@ class Scores:
     """The result of an evaluation.
 
     Args:
-        metrics: ``loss`` and the task's metrics, by name.
+        metrics: ``loss`` and the metrics of the task, by name.
         count: number of images.
-        records: tensors whose first dimension is the image, in the order of the source; empty unless asked for.
+        records: tensors [N, ...] with one entry per image, in the order of the source; empty unless requested.
     """
 
     metrics: Mapping[str, float]
@@ -27,54 +27,55 @@ class Scores:
 
 
 class Collective:
-    """Brings tensors of all ranks together. This one is a single rank alone."""
+    """Collective communication between ranks. This base class is for a single rank."""
 
     def sum(self, tensor: Tensor) -> Tensor:
+        """Returns the sum of a tensor over all ranks."""
         return tensor
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Concatenates along the first dimension; ranks with fewer rows are padded with rows of -1."""
+        """Concatenates the rows of all ranks along the first dimension. Ranks with fewer rows are padded with -1."""
         return rows
 
 
 class Evaluator(ABC):
-    """Accumulates the metrics of an evaluation. Nothing waits for the device before `result`."""
+    """Accumulates the metrics of an evaluation. Only `result` waits for the device."""
 
     @abstractmethod
     def update(self, outputs: Any, targets: Any, places: Tensor) -> None:
         """Adds a batch.
 
         Args:
-            outputs: what the task's `forward` returned, in the precision of autocast.
-            targets: as the task's `collate_targets` made them.
-            places: [B], index of each image in its source; -1 for images that fill a batch up and do not count.
+            outputs: the value returned by the task's `forward`, in the precision of autocast.
+            targets: the value returned by the task's `collate_targets`.
+            places: [B], the index of each image in its source; -1 for padding, which is ignored.
         """
 
     @abstractmethod
     def result(self, collective: Collective) -> Scores:
-        """Merges all ranks; every rank must call this."""
+        """Returns the scores over all ranks. Every rank must call this."""
 
 
 class MeanEvaluator(Evaluator):
-    """Metrics that are means over images: subclasses compute one value for each image of a batch.
+    """Computes metrics that are means over images. Subclasses return one value for each image of a batch.
 
     Args:
-        records: whether to keep what `records_of` returns for each image.
+        records: whether to keep the tensors that `records_of` returns.
     """
 
     def __init__(self, *, records: bool = False) -> None:
         self.keeps_records = records
         self.names: list[str] = []
-        self.totals: Tensor | None = None  # [metrics and the number of images], float64
+        self.totals: Tensor | None = None  # [metrics..., number of images], float64
         self.places: list[Tensor] = []
         self.records: list[dict[str, Tensor]] = []
 
     @abstractmethod
     def values_of(self, outputs: Any, targets: Any) -> dict[str, Tensor]:
-        """Returns ``loss`` and every metric of each image: [B] tensors by name."""
+        """Returns ``loss`` and every metric for each image, as tensors [B] by name."""
 
     def records_of(self, outputs: Any, targets: Any, places: Tensor) -> dict[str, Tensor]:
-        """Returns what is kept of each image: [B, ...] tensors by name."""
+        """Returns the records of each image, as tensors [B, ...] by name."""
         return {}
 
     def update(self, outputs: Any, targets: Any, places: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How a number is named, compared and printed."""
+"""The name, direction and format of a metric."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Metric:
     """One metric of a task.
 
     Args:
-        name: the key of rows and summaries: ``train_NAME``, ``eval_NAME``, ``test[NAME]``.
-        higher_is_better: whether a higher value is the better one.
-        percent: whether it is the fraction of images for which something holds, which is printed in percent; its
-            differences are printed in points.
-        label: what tables and curves call it; the name if empty.
+        name: the key in rows and summaries: ``train_NAME``, ``eval_NAME``, ``test[NAME]``.
+        higher_is_better: whether a higher value is better.
+        percent: whether the metric is a fraction of the images. Its values are printed as percentages and its
+            differences as percentage points.
+        label: the name in tables and curves; ``name`` if empty.
     """
 
     name: str
@@ -25,30 +25,32 @@ class Metric:
 
     @property
     def title(self) -> str:
+        """The name in tables and curves."""
         return self.label or self.name.replace("_", " ")
 
     @property
     def unit(self) -> str:
-        """The unit of differences; empty if they have none."""
+        """The unit of differences; an empty string if they have none."""
         return "points" if self.percent else ""
 
     def format(self, value: float, *, short: bool = False) -> str:
-        """Returns 84.03% or 0.1234, with a digit less if ``short``; an empty string for NaN."""
+        """Formats a value as 84.03% or 0.1234, with one digit less if ``short``. NaN gives an empty string."""
         if math.isnan(value):
             return ""
         return f"{value:.{1 if short else 2}%}" if self.percent else f"{value:.{3 if short else 4}f}"
 
     def format_spread(self, value: float) -> str:
-        """Returns a distance without a sign and without a unit: 0.51 (points) or 0.0123."""
+        """Formats a standard deviation or an absolute difference without its unit: 0.51 (points) or 0.0123."""
         return f"{value * 100:.2f}" if self.percent else f"{value:.4f}"
 
     def format_difference(self, value: float) -> str:
-        """Returns a difference with its sign and without its unit: +0.51 (points) or -0.0123."""
+        """Formats a difference with its sign and without its unit: +0.51 (points) or -0.0123."""
         return f"{value * 100:+.2f}" if self.percent else f"{value:+.4f}"
 
     def is_better(self, value: float, than: float) -> bool:
+        """Whether ``value`` is better than ``than``."""
         return value > than if self.higher_is_better else value < than
 
     def resolution(self, images: int) -> float:
-        """Returns the smallest difference that an evaluation on this many images can show; 0 if there is none."""
+        """Returns the smallest difference that ``images`` images can show; 0 if there is no such limit."""
         return 1 / images if self.percent else 0.0

@@ -1,4 +1,4 @@
-"""What a task shows, as plain values: pages lay them out and the command line prints them."""
+"""The output of a task as plain values. Pages lay them out and the command line prints them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What the folder of a finished run holds.
+    """The contents of the folder of a finished run.
 
     Args:
         model: name of the network.
         summary: the contents of summary.json.
-        records: the tensors of predictions.safetensors: what the task's evaluator kept for each test image.
+        records: the tensors in predictions.safetensors, which the task's evaluator recorded for each test image.
     """
 
     model: str
@@ -35,7 +35,7 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; numbers are right-aligned by whoever lays the table out."""
+    """A table of text cells."""
 
     title: str
     columns: list[str]
@@ -48,8 +48,9 @@ class Span:
     """A piece of a line.
 
     Args:
-        tone: how it reads: plain, strong (the truth), good (right) or bad (wrong).
-        key: where given, a mark in the colour of the section's entry ``keys[key]`` comes before the text.
+        text: the text.
+        tone: the style: plain, strong (the truth), good (a correct answer) or bad (a wrong answer).
+        key: if given, the text is preceded by a marker in the color of the section's ``keys[key]``.
     """
 
     text: str
@@ -59,7 +60,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with a caption of several lines."""
+    """An image with a caption of one or more lines."""
 
     image: Image.Image
     alt: str
@@ -71,9 +72,12 @@ class Section:
     """A titled section of a report.
 
     Args:
-        text: a paragraph under the title.
-        keys: names of the coloured marks that captions use, in order: the legend.
-        legend: what follows the keys in the legend.
+        title: the title.
+        text: a paragraph below the title.
+        keys: names of the colored markers in the captions, in the order of the legend.
+        legend: text after the keys in the legend.
+        tables: tables below the legend.
+        pictures: pictures below the tables.
     """
 
     title: str
@@ -85,13 +89,13 @@ class Section:
 
 
 def spread(total: int, wanted: int) -> list[int]:
-    """Returns up to ``wanted`` indices, spread evenly over ``total``."""
+    """Returns up to ``wanted`` indices, evenly spaced in ``range(total)``."""
     count = min(total, wanted)
     return [i * total // count for i in range(count)]
 
 
 def thumbnail(images: ImageSource, index: int, lines: Sequence[Sequence[Span]], size: int = 160) -> Picture:
-    """Opens one image, reduced to at most ``size`` pixels."""
+    """Opens an image and reduces it to at most ``size`` pixels in height and width."""
     image = images.open(index)
     image.thumbnail((size, size), Image.Resampling.LANCZOS)
     return Picture(image, images.name(index), [list(line) for line in lines])

@@ -1,8 +1,8 @@
-"""The interface between a task and everything that trains, compares and reports.
+"""The interface between a task and the code that trains, compares and reports.
 
-A task says what is built from the values of a recipe, how samples become a batch, its loss with named scalars, its
-metrics and which of them is the headline, and what there is to show. Training, comparison and reports move names and
-numbers and know no task. A task works with plain values only: it imports neither training nor pages.
+A task defines the network that is built from a recipe, how samples are collated, the loss and its named scalars, the
+metrics and the headline metric, and the contents of reports. Training, comparison and reports handle names and numbers
+and do not depend on any particular task. A task uses plain values only: it imports neither training nor pages.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from .evaluator import Evaluator, Scores
 from .metric import Metric
 from .show import FinishedRun, ImageSource, Section, Table
 
-NETWORK_KEYS = (  # the values of a recipe that the builder of networks takes under the same names
+NETWORK_KEYS = (  # the values of a recipe that are passed to `build_network`
     "pretrained", "image_size", "drop_rate", "drop_path_rate", "model_options", "attach_options", "weights",
     "zero_head", "batch_norm_momentum",
 )  # fmt: skip
 
 
 class TaskError(ValueError):
-    """The task cannot be done as it is asked for; the message says why and what to change."""
+    """Raised if a task does not support a request. The message says why and what to change."""
 
 
 class Task(ABC):
-    """One kind of training problem.
+    """Base class of tasks.
 
     Args:
         values: all values of the recipe, by key.
-        classes: names of the data's classes, by label.
+        classes: class names of the data, by label.
 
     Attributes:
-        name: the value of the recipe's key ``task``.
-        headline: the metric that chooses the best epoch and that a comparison is about; one of `eval_metrics`.
-        train_metrics: the named scalars of the loss, logged as ``train_NAME`` beside ``train_loss``.
-        eval_metrics: the metrics of an evaluation, logged as ``eval_NAME`` beside ``eval_loss``.
+        name: the value of ``task`` in a recipe.
+        headline: the metric that chooses the best epoch and that comparisons report; one of `eval_metrics`.
+        train_metrics: the named scalars of the loss, logged as ``train_NAME`` next to ``train_loss``.
+        eval_metrics: the metrics of an evaluation, logged as ``eval_NAME`` next to ``eval_loss``.
     """
 
     name: ClassVar[str]
@@ -55,7 +55,7 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """Builds the network that the values describe."""
+        """Builds the network of the recipe."""
 
     def build_network(self, num_classes: int) -> nn.Module:
         """Builds the network that the recipe names, with ``num_classes`` outputs."""
@@ -67,29 +67,29 @@ class Task(ABC):
     # A batch
 
     def collate(self, samples: Sequence[tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
-        """Makes a batch of samples: images [B, 3, H, W], bytes, and their targets."""
+        """Collates samples into a batch: images [B, 3, H, W] as bytes, and their targets."""
         images, targets = zip(*samples, strict=True)
         return torch.stack(images), self.collate_targets(targets)
 
     def collate_targets(self, targets: Sequence[Any]) -> Any:
-        """Makes one value of the targets of several images; a tensor whose first dimension is the image, if it can.
+        """Collates the targets of several images, if possible into a tensor [B, ...].
 
-        The default takes labels, as every source of images has them, and returns them as int64 [B].
+        The default expects labels, which every image source has, and returns them as int64 [B].
         """
         return torch.as_tensor(targets, dtype=torch.int64)
 
     def mixable(self, targets: Any) -> Tensor:
-        """Returns targets as a float tensor [B, K], which Mixup and CutMix average; `loss` takes the average."""
+        """Converts targets to a float tensor [B, K] that Mixup and CutMix can average. `loss` accepts the average."""
         raise TaskError(f"task={self.name} cannot mix images: set mixup=0 and cutmix=0")
 
     # Training and evaluation
 
     def forward(self, model: Any, images: Tensor, targets: Any = None) -> Any:
-        """Runs the model, under autocast where the recipe asks for it.
+        """Runs the model. The caller enables autocast if the recipe says so.
 
         Args:
             images: [B, 3, H, W], normalized.
-            targets: given in training, for models that compute their loss themselves.
+            targets: the targets in training, for models that compute their own loss; None in evaluation.
         """
         return model(images)
 
@@ -98,50 +98,50 @@ class Task(ABC):
         """Computes the loss of a batch.
 
         Args:
-            outputs: what `forward` returned, in the precision of autocast.
-            targets: as `collate_targets` made them, or as `mixable` did where the batch was mixed.
+            outputs: the value returned by `forward`, in the precision of autocast.
+            targets: the value returned by `collate_targets`, or by `mixable` if the batch is mixed.
 
         Returns:
-            The mean loss, and for every one of `train_metrics` its total over the images of the batch, detached. The
-            trainer adds totals up and divides by the number of images: whole numbers stay exact.
+            The mean loss, and the detached sum of each of `train_metrics` over the images of the batch. The trainer
+            adds up the sums and divides by the number of images, so that counts stay exact.
         """
 
     @abstractmethod
     def evaluator(self, *, records: bool = False) -> Evaluator:
-        """Makes an empty evaluator.
+        """Creates an evaluator.
 
         Args:
-            records: whether it also keeps what was predicted for each image.
+            records: whether the evaluator also keeps the prediction for each image.
         """
 
     def summary(self) -> dict[str, Any]:
-        """Returns the task's own entries of a run's summary, as JSON can hold them.
+        """Returns the entries that the task adds to summary.json.
 
-        They include ``classes``, from which the task of a finished run is made again.
+        They include ``classes``, which recreate the task of a finished run.
         """
         return {"classes": self.classes}
 
-    # What there is to show
+    # Reports
 
     def predictions(self, outputs: Any, top: int) -> list[dict[str, Any]]:
-        """Describes what the network sees in each image of a batch, as JSON can hold it.
+        """Returns the prediction for each image of a batch, as JSON-serializable values.
 
         Args:
-            outputs: what `forward` returned.
-            top: how many answers to give for an image, where there are several.
+            outputs: the value returned by `forward`.
+            top: the number of answers per image, if the task ranks several.
         """
         raise TaskError(f"task={self.name} does not describe predictions of single images")
 
     def show_predictions(self, found: Sequence[Mapping[str, Any]]) -> Table:
-        """Lays out predictions, each with the entry ``image`` added, as one table."""
+        """Returns predictions as a table. Each prediction has the additional entry ``image``."""
         raise TaskError(f"task={self.name} does not describe predictions of single images")
 
     def details(self, scores: Scores) -> dict[str, Any]:
-        """Returns what more can be said of an evaluation that kept records, as JSON can hold it."""
+        """Returns further results of an evaluation with records, as JSON-serializable values."""
         return {}
 
     def show_details(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        """Lays out an evaluation (its metrics, ``loss``, ``images`` and `details`) as tables."""
+        """Returns an evaluation (its metrics, ``loss``, ``images`` and `details`) as tables."""
         metrics = [metric for metric in self.eval_metrics if metric.name in evaluation]
         columns = ["images", *(metric.title for metric in metrics), "loss"]
         row = [
@@ -151,18 +151,19 @@ class Task(ABC):
         return [Table(f"{evaluation['model']} on {evaluation['data']}", columns, [row])]
 
     def show_run(self, run: FinishedRun, images: ImageSource | None) -> list[Section]:
-        """Returns what a report of one run shows beside its metrics.
+        """Returns the sections that the task adds to the report of a run.
 
         Args:
-            images: the test images; None where they cannot be opened one by one.
+            run: the finished run.
+            images: the test images; None if they cannot be opened by index.
         """
         return []
 
     def show_comparison(self, runs: Sequence[FinishedRun], images: ImageSource | None) -> list[Section]:
-        """Returns what a report of a comparison shows beside its metrics.
+        """Returns the sections that the task adds to the report of a comparison.
 
         Args:
-            runs: one run of each network, all of the same seed.
-            images: the test images; None where they cannot be opened one by one.
+            runs: one run of each network, all with the same seed.
+            images: the test images; None if they cannot be opened by index.
         """
         return []

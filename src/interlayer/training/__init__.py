@@ -1,4 +1,4 @@
-"""Training: recipes, data, the trainer, checkpoints."""
+"""Training: recipes, data, the trainer and checkpoints."""
 
 from .files import TrainingError
 from .recipe import Recipe, RecipeError, list_recipes, load_recipe

@@ -1,32 +1,31 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped.
+"""Checkpoints: everything that is needed to resume a run as if it had never stopped.
 
-A checkpoint is a folder: ``weights.safetensors``, ``ema.safetensors`` and ``best.safetensors`` where there are such
-weights, and ``state.pt`` (optimizer, scaler, random numbers, place in the data, sums of the epoch so far), all readable
-without running code from them. It is written under a temporary name, flushed to the disk and renamed, so a folder
-``step_N`` is always whole. The one before stays until the new one is there.
+A checkpoint is a folder. It holds ``weights.safetensors``, optionally ``ema.safetensors`` and ``best.safetensors``, and
+``state.pt`` (optimizer, scaler, random state, position in the data, sums of the epoch so far). All files can be read
+without executing code from them. The folder is written under a temporary name, flushed to disk and renamed, so that a
+folder ``step_N`` is always complete. The previous checkpoint is kept until the new one exists.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..models.checkpoints import CheckpointError, read_checkpoint, save_weights
 from .files import TrainingError, flush_folder, make_folder, writing
+from .isolation import random_state, restore_random_state
 from .setup import TrainingSetup
 from .sharding import full_state, load_full_state
 from .step import EpochSums
 
-KEPT = 2  # the newest, and the one before it in case the newest cannot be read
+KEPT = 2  # the newest, and its predecessor in case the newest cannot be read
 
 
 class Checkpoints:
@@ -36,17 +35,17 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, step: int, network: nn.Module, weights: Mapping[str, Mapping[str, Tensor]], state: Any) -> Path:
-        """Writes a checkpoint of ``step``, then removes those older than the one before it.
+        """Writes the checkpoint of ``step``, then removes all but the newest two.
 
         Args:
-            weights: state dicts, by the name of their file.
-            state: what ``torch.load(weights_only=True)`` can read.
+            weights: state dicts by file name.
+            state: an object that ``torch.load(weights_only=True)`` can read.
         """
         make_folder(self.folder)
         path = self.folder / f"step_{step:09d}"
         temporary = self.folder / f".{path.name}.new"
         with writing(path):
-            for unfinished in self.folder.glob(".step_*.new"):  # of a process that was killed
+            for unfinished in self.folder.glob(".step_*.new"):  # left by a process that was killed
                 shutil.rmtree(unfinished, ignore_errors=True)
             aside = self.folder / f".{path.name}.old"
             try:
@@ -57,7 +56,7 @@ class Checkpoints:
                 for file in temporary.iterdir():
                     _flush_file(file)
                 flush_folder(temporary)
-                if path.exists():  # the same step again, after a resume
+                if path.exists():  # a resumed run saves the same step again
                     os.replace(path, aside)
                 os.replace(temporary, path)
                 flush_folder(self.folder)
@@ -71,13 +70,13 @@ class Checkpoints:
         return path
 
     def all(self) -> list[Path]:
-        """Returns the folders of whole checkpoints, oldest first."""
+        """Returns the folders of complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(self.folder.glob("step_*")) or sorted(self.folder.glob(".step_*.old"))
 
     def load(self) -> tuple[Path, dict[str, Mapping[str, Tensor]], Any] | None:
-        """Reads the newest checkpoint that can be read: its folder, weights by name, state; None if there is none."""
+        """Reads the newest readable checkpoint: its folder, weights by name, state. Returns None if there is none."""
         failures = []
         for path in reversed(self.all()):
             try:
@@ -87,7 +86,7 @@ class Checkpoints:
                 if "weights" not in weights:
                     raise CheckpointError(f"{path} holds no weights")
                 return path, weights, torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-            except Exception as error:  # damaged on the disk: the one before it may be whole
+            except Exception as error:  # damaged on disk: its predecessor may be intact
                 failures.append(f"{path}: {' '.join(str(error).split())[:200]}")
         if failures:
             raise TrainingError(f"no checkpoint can be read; {failures[0]}")
@@ -101,12 +100,13 @@ def _flush_file(path: Path) -> None:
 
 @dataclass
 class RunState:
-    """What a run has come to so far.
+    """The state of a run.
 
     Args:
-        epoch, step: where to go on.
-        rows: the rows of the log, one an epoch.
-        best: the epoch whose held-out headline was best, and that value; None without a validation split.
+        epoch, step: the position at which training continues.
+        rows: the rows of the log, one per epoch.
+        best: the epoch with the best headline metric on the validation split, and that value; None without a validation
+            split.
         best_weights: the weights after that epoch.
         seconds: time spent in training and evaluation.
     """
@@ -119,7 +119,7 @@ class RunState:
     seconds: float = 0.0
 
     def keep_best(self, setup: TrainingSetup, row: dict[str, Any]) -> None:
-        """Keeps the weights of the epoch of this row if it is the best so far and a validation split chooses.
+        """Keeps the current weights if this row is the best so far. Does nothing without a validation split.
 
         Every rank must call this.
         """
@@ -134,9 +134,9 @@ class RunState:
 
 
 def save_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums, state: RunState) -> None:
-    """Writes a checkpoint of a run; every rank must call this, and rank 0 writes."""
+    """Writes a checkpoint of a run. Every rank must call this; rank 0 writes."""
     processes = setup.processes
-    # a stream has no place to go back to: it begins its epoch again
+    # A stream cannot be entered at a given step: a resumed run restarts its epoch.
     step = state.step if setup.batches.exact_resume else 0
     setup.broadcast_buffers(setup.network)
     if setup.recipe.sharding == "fsdp":
@@ -144,8 +144,8 @@ def save_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums, st
     else:
         _check_finite_weights(setup, state.epoch)
         tensors, optimizer = setup.network.state_dict(), setup.optimizer.state_dict()
-    own = {"random": random_state(setup.device), "sums": sums.values.cpu(), "step": int(sums.step)}
-    of_ranks = processes.gather_objects(own)
+    rank_state = {"random": random_state(setup.device), "sums": sums.values.cpu(), "step": int(sums.step)}
+    rank_states = processes.gather_objects(rank_state)
     if processes.is_main:
         weights: dict[str, Mapping[str, Tensor]] = {"weights": tensors}
         if setup.ema is not None:
@@ -156,7 +156,7 @@ def save_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums, st
             "position": [state.epoch, step],
             "optimizer": optimizer,
             "scaler": setup.scaler.state_dict() if setup.scaler.is_enabled() else None,
-            "processes": of_ranks,
+            "processes": rank_states,
             "rows": state.rows,
             "best": state.best,
             "seconds": state.seconds,
@@ -167,7 +167,7 @@ def save_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums, st
 
 
 def _check_finite_weights(setup: TrainingSetup, epoch: int) -> None:
-    """Keeps an update that ruined the weights, after a loss that was still finite, out of the checkpoints."""
+    """Raises if the weights are not finite, which can happen in an update after a finite loss."""
     norms = torch.stack(torch._foreach_norm([p.detach() for p in setup.network.parameters()]))
     if not torch.isfinite(norms).all():
         raise TrainingError(
@@ -177,20 +177,21 @@ def _check_finite_weights(setup: TrainingSetup, epoch: int) -> None:
 
 
 def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums) -> RunState:
-    """Loads the newest checkpoint into the set-up and the sums; every rank must call this.
+    """Loads the newest checkpoint into ``setup`` and ``sums``. Every rank must call this.
 
     Returns:
-        What the run had come to; a new state if there is no checkpoint.
+        The state of the run; a new state if there is no checkpoint.
     """
     processes = setup.processes
     found = checkpoints.load() if processes.is_main else None
-    found = processes.broadcast(found)  # other ranks may be on machines that do not see the folder
+    found = processes.broadcast(found)  # other ranks may be on machines that cannot access the folder
     if found is None:
         return RunState()
     path, weights, saved = found
     if len(saved["processes"]) != processes.world_size:
         raise TrainingError(
-            f"{path} was written by {len(saved['processes'])} processes, these are {processes.world_size}: use as many"
+            f"{path} was written by {len(saved['processes'])} processes, but this run has {processes.world_size}: "
+            f"start the same number of processes"
         )
     if setup.recipe.sharding == "fsdp":
         load_full_state(setup.network, setup.optimizer, weights["weights"], saved["optimizer"])
@@ -201,33 +202,12 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
         setup.ema.module.load_state_dict(weights["ema"])
     if saved["scaler"] is not None:
         setup.scaler.load_state_dict(saved["scaler"])
-    own = saved["processes"][processes.rank]
+    rank_state = saved["processes"][processes.rank]
     epoch, step = saved["position"]
     if step:
-        sums.restart(own["step"])
-        sums.values.copy_(own["sums"])
+        sums.restart(rank_state["step"])
+        sums.values.copy_(rank_state["sums"])
     setup.data.problems.found.update(saved["bad_images"])
-    restore_random_state(own["random"], setup.device)
+    restore_random_state(rank_state["random"], setup.device)
     best_weights = dict(weights["best"]) if "best" in weights else None
     return RunState(epoch, step, saved["rows"], saved["best"], best_weights, saved["seconds"])
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """Returns the state of every generator of random numbers that a model may draw from."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
-    return {
-        "python": list(random.getstate()[1]),
-        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
-        "torch": torch.get_rng_state(),
-        "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
-
-
-def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Sets the generators to what `random_state` returned."""
-    random.setstate((3, tuple(state["python"]), None))
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if state["device"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["device"], device)

@@ -1,7 +1,8 @@
-"""Evaluation of a network on a set of images, with the metrics of a task."""
+"""Evaluation of a network on a set of images with the metrics of a task."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -29,15 +30,15 @@ def evaluate_batches(
     collective: Collective | None = None,
     records: bool = False,
 ) -> Iterator[Scores | None]:
-    """Runs a network, which is in eval mode, over batches.
+    """Evaluates a network, which must be in eval mode, on batches.
 
-    A generator, so that several runs can take turns: yields None after every batch, and the scores last. Sums stay on
-    the device until the end.
+    This is a generator, so that several runs can alternate. It yields None after every batch, and the scores last. Sums
+    stay on the device until the end.
 
     Args:
-        normalize: bytes [B, 3, H, W] to the network's input.
-        collective: the ranks that evaluate together; every rank must run this to its end.
-        records: whether to keep what was predicted for each image.
+        normalize: converts bytes [B, 3, H, W] to the input of the network.
+        collective: the ranks that evaluate together; every rank must exhaust the generator.
+        records: whether to keep the prediction for each image.
     """
     evaluator, updated = task.evaluator(records=records), False
     for pixels, targets, places in batches:
@@ -56,7 +57,7 @@ def evaluate_batches(
 
 
 def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool = False) -> Iterator[Scores | None]:
-    """Evaluates the network of a run that trains, or its moving average; every rank must run this to its end."""
+    """Evaluates the network of a training run, or its moving average. Every rank must exhaust the generator."""
     network = setup.evaluated_network
     setup.broadcast_buffers(network)
     network.eval()
@@ -69,7 +70,16 @@ def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool 
         setup.network.train()
 
 
+def check_finite_loss(scores: Scores, epoch: int) -> None:
+    """Raises if the loss of the evaluation after ``epoch`` is not finite."""
+    if not math.isfinite(scores.metrics["loss"]):
+        raise TrainingError(
+            f"the evaluation after epoch {epoch + 1} has a loss that is not finite; the last checkpoint is from "
+            f"before it. Lower lr or set clip_grad"
+        )
+
+
 def save_records(scores: Scores, folder: Path) -> None:
-    """Writes what was predicted for each image into the folder of a run."""
+    """Writes the prediction for each image into the folder of a run."""
     if scores.records:
         write_tensors(dict(scores.records), folder / RECORDS_FILE)

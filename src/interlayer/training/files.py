@@ -1,4 +1,4 @@
-"""Files that are either written whole or left as they were."""
+"""Atomic file writes: a file is either written completely or left unchanged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO, Any
 
 
 class TrainingError(ValueError):
-    """Something that the user can put right; the message is one sentence that says how."""
+    """An error that the user can correct. The message is one sentence that says how."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an error of the disk into a sentence that names ``path``."""
+    """Turns a disk error inside the ``with`` block into a `TrainingError` that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -26,7 +26,7 @@ def writing(path: Path) -> Iterator[None]:
                 f"{path} could not be written: the disk is full; what was there before is intact"
             ) from error
         raise TrainingError(f"{path} could not be written: {error.strerror or error}") from error
-    except RuntimeError as error:  # torch.save's own streams report a full disk so
+    except RuntimeError as error:  # torch.save reports a full disk as a RuntimeError
         if "write" not in str(error) and "enforce fail" not in str(error):
             raise
         raise TrainingError(
@@ -35,7 +35,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file so that it holds either what it held before or all of ``text``."""
+    """Writes a file atomically: it holds either its previous contents or all of ``text``."""
     temporary = path.with_name(f".{path.name}.new")
     with writing(path):
         try:
@@ -49,16 +49,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Writes a value as JSON, atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def flush(file: IO[Any]) -> None:
-    """Writes a file to the disk, not only to the system's memory."""
+    """Flushes a file to disk, past the cache of the operating system."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def flush_folder(path: Path) -> None:
+    """Flushes the entries of a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -67,5 +69,6 @@ def flush_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
+    """Creates a folder and its parents."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The lock of a folder: one run at a time."""
+"""The lock of a run folder, which only one run can hold at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _held: set[FolderLock] = set()
 
 
 def close_locks() -> None:
-    """In a forked process: closes the locks of its parent, which keeps them."""
+    """Closes inherited locks in a forked process. The parent process keeps holding them."""
     for lock in list(_held):
         lock.file.close()
     _held.clear()
 
 
 class FolderLock:
-    """Held by the one run of a folder. The system releases it when the process dies, however it dies."""
+    """An exclusive lock on a folder. The operating system releases it when the process ends, even by SIGKILL."""
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
@@ -46,7 +46,7 @@ class FolderLock:
         """Releases the lock.
 
         Args:
-            remove: whether to remove the lock's own file too, and the folder if that leaves it empty.
+            remove: whether to remove the lock file as well, and the folder if it is then empty.
         """
         _held.discard(self)
         if self.file.closed:

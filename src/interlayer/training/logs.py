@@ -1,4 +1,4 @@
-"""The logs of a run, a row an epoch: metrics.csv, TensorBoard, and Weights & Biases where it is asked for."""
+"""The logs of a run, one row per epoch: metrics.csv, TensorBoard and, if requested, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,25 +10,60 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..tasks import Task
+from ..tasks import Scores, Task
 from .files import TrainingError, flush, write_text, writing
+from .progress import EpochClock
 from .recipe import Recipe
+from .setup import TrainingSetup
+from .step import Totals
 
-TIMES = ("seconds", "eval_seconds", "images_per_second")  # the columns that two equal runs may differ in
+TIMES = ("seconds", "eval_seconds", "images_per_second")  # the columns that differ between two otherwise equal runs
 
 
 def columns(task: Task) -> list[str]:
-    """Returns the columns of metrics.csv: those of every run, and those of the task's metrics."""
+    """Returns the columns of metrics.csv: the ones that every run has, and one for each metric of the task."""
     trained = [f"train_{metric.name}" for metric in task.train_metrics]
     evaluated = [f"eval_{metric.name}" for metric in task.eval_metrics]
     return ["epoch", "step", "lr", "train_loss", *trained, "eval_loss", *evaluated, *TIMES]
+
+
+def epoch_row(
+    setup: TrainingSetup,
+    epoch: int,
+    totals: Totals,
+    scores: Scores,
+    clock: EpochClock,
+    seconds: float,
+    eval_seconds: float,
+) -> dict[str, Any]:
+    """Returns the row of one epoch, with an entry for each of `columns`.
+
+    Args:
+        totals: the sums of the epoch's training steps.
+        scores: the evaluation after the epoch.
+        clock: measures the rate of the epoch.
+        seconds, eval_seconds: the time spent in training and in evaluation.
+    """
+    steps = setup.batches.steps
+    return {
+        "epoch": epoch + 1,
+        "step": (epoch + 1) * steps,
+        "lr": setup.lr,
+        "train_loss": totals.mean_loss,
+        **{f"train_{name}": mean for name, mean in totals.means.items()},
+        "eval_loss": scores.metrics["loss"],
+        **{f"eval_{metric.name}": scores.metrics[metric.name] for metric in setup.task.eval_metrics},
+        "seconds": seconds,
+        "eval_seconds": eval_seconds,
+        "images_per_second": clock.rate(steps, seconds),
+    }
 
 
 class Logs:
     """The logs of one run.
 
     Args:
-        rows: the rows of the epochs before, if the run is resumed; what the files hold beyond them is dropped.
+        rows: the rows of earlier epochs, if the run is resumed. Any further rows in the files are dropped.
     """
 
     def __init__(self, folder: Path, recipe: Recipe, task: Task, rows: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -42,7 +77,7 @@ class Logs:
         self.wandb = _wandb(folder, recipe) if recipe.wandb else None
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Adds the row of an epoch; it is on the disk before training goes on."""
+        """Adds the row of an epoch. The row is flushed to disk before this method returns."""
         with writing(self.path), open(self.path, "a", newline="") as file:
             csv.DictWriter(file, self.columns, lineterminator="\n").writerow(row)
             flush(file)
@@ -77,7 +112,7 @@ def _tensorboard(folder: Path, epoch: int) -> Any:
 
 
 def check_logs(recipe: Recipe) -> None:
-    """Refuses logs that cannot be written here, before anything is."""
+    """Raises if a requested log cannot be written, before any file is written."""
     if recipe.wandb and not find_spec("wandb"):
         raise TrainingError(f"wandb={recipe.wandb} needs Weights & Biases: pip install wandb, or leave wandb out")
 
@@ -85,5 +120,5 @@ def check_logs(recipe: Recipe) -> None:
 def _wandb(folder: Path, recipe: Recipe) -> Any:
     import wandb
 
-    identity = uuid.uuid5(uuid.NAMESPACE_URL, str(folder.resolve())).hex  # so that a resumed run goes on there too
+    identity = uuid.uuid5(uuid.NAMESPACE_URL, str(folder.resolve())).hex  # a resumed run continues the same W&B run
     return wandb.init(project=recipe.wandb, dir=str(folder), name=folder.name, id=identity, resume="allow")

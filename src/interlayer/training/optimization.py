@@ -1,4 +1,4 @@
-"""The optimizer of a recipe and its learning rate."""
+"""The optimizer and the learning rate schedule of a recipe."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..hosts.finding.probe import reason
 from .files import TrainingError
 from .recipe import Recipe
 
-FUSED = {"sgd", "momentum", "adam", "adamw"}  # optimizers that PyTorch has as one kernel for all parameters
+FUSED = {"sgd", "momentum", "adam", "adamw"}  # optimizers with a fused implementation in PyTorch
 
 
 def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Makes timm's optimizer of the recipe, fused on a GPU where PyTorch can."""
+    """Creates the recipe's optimizer with timm. On a GPU, a fused implementation is used if PyTorch has one."""
     options = dict(recipe.optimizer_options)
     if device.type == "cuda" and recipe.optimizer in FUSED and recipe.sharding == "none":
         options.setdefault("fused", True)
@@ -39,10 +39,10 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device) -> 
 
 
 def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    """Makes timm's schedule of the learning rate; None if the learning rate never changes.
+    """Creates the recipe's learning rate schedule with timm. Returns None if the learning rate never changes.
 
     Args:
-        steps: steps of an epoch.
+        steps: number of steps in an epoch.
     """
     if recipe.schedule == "constant" and not recipe.warmup_epochs:
         return None
@@ -52,7 +52,7 @@ def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int)
         sched={"constant": "multistep"}.get(recipe.schedule, recipe.schedule),
         num_epochs=recipe.epochs,
         decay_epochs=recipe.decay_epochs,  # type: ignore[arg-type]
-        # timm's multistep looks one epoch ahead: it would decay at the start of epoch 149 for a milestone of 150
+        # timm's multistep looks one epoch ahead: with a milestone of 150, it would decay at the start of epoch 149
         decay_milestones=[] if recipe.schedule == "constant" else [m + by_epoch for m in recipe.milestones],
         decay_rate=recipe.decay_rate,
         min_lr=recipe.scaled_min_lr,

@@ -1,4 +1,4 @@
-"""The processes of a run and the device of each."""
+"""The processes of a distributed run and their devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .recipe import Recipe
 
 
 class Processes(Collective):
-    """The processes that train together. Methods that communicate must be called by every rank.
+    """The processes that train together. Every rank must call the methods that communicate.
 
     Args:
         device: the device of this process.
-        rank: index of this process.
+        rank: rank of this process.
         world_size: number of processes.
     """
 
@@ -42,7 +42,7 @@ class Processes(Collective):
         return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0) if self.world_size > 1 else flag
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, by rank."""
+        """Returns the values of all ranks, in the order of the ranks."""
         values = [value] * self.world_size
         if self.world_size > 1:
             torch.distributed.all_gather_object(values, value)
@@ -53,17 +53,17 @@ class Processes(Collective):
         return broadcast_object_list([value])[0] if self.world_size > 1 else value
 
     def wait(self) -> None:
-        """Waits until every rank is here."""
+        """Blocks until every rank has called this."""
         if self.world_size > 1:
             PartialState().wait_for_everyone()
 
 
 def init_processes(recipe: Recipe) -> Processes:
-    """Joins the processes that torchrun or accelerate started, or finds that this one is alone.
+    """Joins the process group that torchrun or accelerate started, if any.
 
-    accelerate finds out how they were started and initializes the process group. Its shared state keeps the first
-    device that a process asked for, while runs that follow each other in one process may use different ones: alone, a
-    process takes the device that the recipe names.
+    accelerate detects how the processes were started and initializes the process group. Its shared state keeps the
+    device of the first run in a process, but later runs in the same process may use another device. A single process
+    therefore uses the device that the recipe names.
     """
     if recipe.device not in (None, "cpu", "cuda"):
         raise TrainingError(

@@ -1,26 +1,29 @@
-"""Where a run is, for whoever shows it."""
+"""The progress of a run, for display."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..tasks import Metric
+from .setup import TrainingSetup
+from .step import Totals
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is. Loss and metrics are of the epoch so far, as last read.
+    """The progress of a run. The loss and the metrics are means over the epoch so far, as last read.
 
     Args:
         folder: the folder of the run.
-        what: what is being done: loading, training, evaluating, evaluated, testing, done.
+        what: the current activity: loading, training, evaluating, evaluated, testing or done.
         metrics: means of the task's training metrics.
-        headline: the task's headline metric, once the task is known.
-        held_out: the headline's value in the last evaluation; NaN before the first.
+        headline: the task's headline metric; None while the data is loading.
+        held_out: the value of the headline metric in the last evaluation; NaN before the first.
     """
 
     folder: Path
@@ -38,12 +41,12 @@ class Progress:
 
 
 class EpochClock:
-    """The time of an epoch that starts now.
+    """Measures the time of an epoch, which starts when the clock is created.
 
     Args:
-        start: the step that the epoch starts at, in this process.
-        steps: steps of a whole epoch.
-        batch_size: images of a step, over all ranks.
+        start: the step at which this process enters the epoch.
+        steps: number of steps in a complete epoch.
+        batch_size: number of images in a step, over all ranks.
     """
 
     def __init__(self, start: int, steps: int, batch_size: int) -> None:
@@ -55,13 +58,43 @@ class EpochClock:
         return time.perf_counter() - self.began
 
     def rate(self, step: int, seconds: float) -> float:
-        """Returns images a second, with ``step`` steps of the epoch done after ``seconds``."""
+        """Returns the images per second, if ``step`` steps of the epoch are done after ``seconds``."""
         return (step - self.start) * self.batch_size / seconds
 
     def seconds_left(self, step: int, epochs_left: int, seconds: float) -> float:
-        """Returns the time that this epoch's rest and the epochs after it will take.
+        """Estimates the time until the end of the run.
 
         Args:
             epochs_left: number of epochs from the start of this one to the end of the run.
         """
         return seconds / (step - self.start) * (epochs_left * self.steps - step)
+
+
+def run_progress(
+    setup: TrainingSetup,
+    folder: Path,
+    what: str,
+    epoch: int,
+    step: int,
+    totals: Totals,
+    rows: Sequence[Mapping[str, Any]],
+    clock: EpochClock,
+) -> Progress:
+    """Returns the progress of a run that is set up. The rate and the time left are known only while it is training.
+
+    Args:
+        totals: the sums of the epoch so far.
+        rows: the rows of the log.
+        clock: measures the time of the epoch.
+    """
+    recipe, task, means = setup.recipe, setup.task, totals.means
+    rate = left = math.nan
+    if what == "training":
+        seconds = clock.seconds
+        rate = clock.rate(step, seconds)
+        left = clock.seconds_left(step, recipe.epochs - epoch, seconds)
+    return Progress(
+        folder, what, epoch, recipe.epochs, step, setup.batches.steps, totals.mean_loss,
+        {metric: means[metric.name] for metric in task.train_metrics}, task.headline,
+        rows[-1][f"eval_{task.headline.name}"] if rows else math.nan, rate, left,
+    )  # fmt: skip

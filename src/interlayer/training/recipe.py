@@ -1,8 +1,8 @@
-"""Recipes: all values of a training run in one flat, typed record, read from YAML and overridable by name.
+"""Recipes: all options of a training run in one flat, typed dataclass, read from YAML.
 
-A recipe file names the values it changes; `extends: NAME` starts from another recipe instead of the defaults below.
-`key=value` overrides win over the file. Values are checked against the types here, and an unknown key is refused with
-the nearest valid one, so that a misspelt option never trains silently.
+A recipe file lists the values it changes. `extends: NAME` starts from another recipe instead of the defaults below.
+`key=value` overrides take precedence over the file. Values are checked against the types of the fields, and an unknown
+key raises an error that suggests the nearest valid one, so that a misspelled option is never ignored silently.
 """
 
 from __future__ import annotations
@@ -29,66 +29,66 @@ Options = dict[str, Any]
 
 
 class RecipeError(TrainingError):
-    """A recipe that cannot be run as it is written."""
+    """Raised if a recipe cannot be run."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training setting. The defaults train any network with crops and flips, SGD and a cosine schedule."""
+    """The options of a training run. The defaults train with random crops and flips, SGD and a cosine schedule."""
 
-    # What is learned: a task by name.
+    # The task, by name.
     task: str = "classification"
 
-    # The network: a name timm knows, or NAME+MECHANISM for a backbone with a mechanism attached; several of them, with
-    # options, as NAME+cb:scaled=true+mrla_light.
+    # The network: a timm model name, or NAME+MECHANISM to attach a mechanism. Several mechanisms and their options are
+    # written as NAME+cb:scaled=true+mrla_light.
     model: str = ""
-    model_options: Options = field(default_factory=dict)  # of timm.create_model
-    attach_options: Options = field(default_factory=dict)  # of interlayer.attach, for NAME+MECHANISM
-    pretrained: bool = False  # the backbone's pretrained weights
-    weights: str | None = None  # a file of weights to start from; a head of another number of classes is left out
-    zero_head: bool = False  # start the classifier at zero
-    drop_rate: float = 0.0  # dropout before the classifier
-    drop_path_rate: float = 0.0  # stochastic depth
-    batch_norm_momentum: float | None = None  # PyTorch's: the weight of the new batch
+    model_options: Options = field(default_factory=dict)  # passed to timm.create_model
+    attach_options: Options = field(default_factory=dict)  # passed to interlayer.attach, for NAME+MECHANISM
+    pretrained: bool = False  # load the pretrained weights of the backbone
+    weights: str | None = None  # a weights file to start from; a head with another number of classes is not loaded
+    zero_head: bool = False  # initialize the classifier with zeros
+    drop_rate: float = 0.0  # dropout rate before the classifier
+    drop_path_rate: float = 0.0  # stochastic depth rate
+    batch_norm_momentum: float | None = None  # PyTorch's convention: the weight of the new batch
 
     # Data.
     data: str = "digits"
-    data_options: Options = field(default_factory=dict)  # of the reader: splits, keys
-    image_size: int | None = None  # the model's own where not given
-    num_classes: int | None = None  # the data's own where not given
-    validation: float = 0.0  # held out of the training images: a number of images, or a fraction below 1
+    data_options: Options = field(default_factory=dict)  # passed to the reader: splits, keys
+    image_size: int | None = None  # the model's default if null
+    num_classes: int | None = None  # the number of classes of the data if null
+    validation: float = 0.0  # held out of the training images: a number of images, or a fraction if below 1
     on_bad_image: Literal["fail", "skip"] = "fail"
-    resident: Literal["auto", "yes", "no"] = "auto"  # images kept on the device and augmented there
-    workers: int = 4  # processes that load images where they are not resident
-    mean: list[float] | None = None  # the model's own where not given
+    resident: Literal["auto", "yes", "no"] = "auto"  # keep the images on the device and augment them there
+    workers: int = 4  # number of processes that load images that are not resident
+    mean: list[float] | None = None  # the model's default if null, as std
     std: list[float] | None = None
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
-    crop_pct: float | None = None  # of evaluation's central crop; the model's own where not given
+    crop_pct: float | None = None  # center crop of evaluation; the model's default if null
 
     # Augmentation, applied to training images.
-    crop: Literal["resized", "padded", "none"] = "resized"  # random resized crop; pad and crop; only resize
+    crop: Literal["resized", "padded", "none"] = "resized"  # random resized crop; pad and crop; resize only
     crop_scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
     crop_ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
-    padding: int = 4  # pixels on each side, for crop: padded
+    padding: int = 4  # pixels on each side, for crop=padded
     flip: float = 0.5  # probability
     color_jitter: float = 0.0
-    auto_augment: str | None = None  # timm's notation: rand-m9-mstd0.5-inc1, original, v0
+    auto_augment: str | None = None  # in timm's notation: rand-m9-mstd0.5-inc1, original, v0
     erasing: float = 0.0  # probability of random erasing
     erasing_mode: Literal["pixel", "const"] = "pixel"
-    mixup: float = 0.0  # alpha of Mixup's Beta distribution; 0 for none
-    cutmix: float = 0.0  # alpha of CutMix's Beta distribution; 0 for none
-    mix_probability: float = 1.0  # of mixing a batch at all
-    mix_switch: float = 0.5  # probability of CutMix where both are on
-    repeated_augmentation: int = 1  # views of an image in one batch
+    mixup: float = 0.0  # alpha of Mixup's Beta distribution; 0 disables Mixup
+    cutmix: float = 0.0  # alpha of CutMix's Beta distribution; 0 disables CutMix
+    mix_probability: float = 1.0  # probability of mixing a batch
+    mix_switch: float = 0.5  # probability of CutMix if both are enabled
+    repeated_augmentation: int = 1  # number of views of an image in one batch
     label_smoothing: float = 0.0
 
     # Optimization.
     epochs: int = 100
-    batch_size: int = 256  # of one update, over all ranks and accumulated splits
-    accumulate: int = 1  # splits of the images that a rank takes of a batch, whose gradients are accumulated
-    optimizer: str = "sgd"  # timm's name; its sgd is Nesterov's, its momentum the plain one
+    batch_size: int = 256  # images per update, over all ranks and accumulated splits
+    accumulate: int = 1  # number of splits of a rank's batch, over which gradients are accumulated
+    optimizer: str = "sgd"  # timm's name: sgd uses Nesterov momentum, momentum does not
     lr: float = 0.1
-    lr_batch_size: int | None = None  # where given, lr is meant for this batch size and scaled linearly to batch_size
+    lr_batch_size: int | None = None  # if given, lr is for this batch size and is scaled linearly to batch_size
     momentum: float = 0.9
     weight_decay: float = 1e-4
     decay_norms_and_biases: bool = True
@@ -97,27 +97,27 @@ class Recipe:
     schedule_on: Literal["epoch", "step"] = "epoch"  # when the learning rate changes
     warmup_epochs: float = 0.0
     warmup_lr: float = 0.0
-    min_lr: float = 0.0  # the floor of the cosine
-    decay_epochs: float = 30.0  # for schedule: step
-    decay_rate: float = 0.1  # for schedule: step and multistep
-    milestones: list[int] = field(default_factory=list)  # epochs, for schedule: multistep
-    clip_grad: float | None = None  # largest norm of the gradient
-    ema: float = 0.0  # decay of the moving average of the weights, which is then evaluated; 0 for none
+    min_lr: float = 0.0  # the minimum of the cosine schedule
+    decay_epochs: float = 30.0  # for schedule=step
+    decay_rate: float = 0.1  # for schedule=step and multistep
+    milestones: list[int] = field(default_factory=list)  # epochs, for schedule=multistep
+    clip_grad: float | None = None  # maximum norm of the gradient
+    ema: float = 0.0  # decay of the moving average of the weights, which is then evaluated; 0 disables it
 
     # The machine, and what is written.
     seed: int = 0
-    device: str | None = None  # cpu or cuda; cuda where there is one
+    device: str | None = None  # cpu or cuda; cuda if available
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    deterministic: bool = False  # on a GPU: only kernels that give the same bits every time, slower
+    deterministic: bool = False  # use only deterministic kernels on a GPU, which are slower
     channels_last: bool = False
     compile: Literal["no", "default", "tuned"] = "no"  # tuned: slower to compile, faster to run
-    cuda_graph: Literal["auto", "yes", "no"] = "auto"  # replay the step as one graph: GPU, resident images
-    sharding: Literal["none", "fsdp"] = "none"  # how several ranks hold the model: each a copy, or each a shard
-    sync_batchnorm: bool = False  # batch norms over all GPUs
-    eval_batch_size: int | None = None  # images of a rank; those of a training step, or more of small images
-    checkpoint_steps: int = 0  # checkpoint every so many steps too; 0: at the end of an epoch, and when stopped
+    cuda_graph: Literal["auto", "yes", "no"] = "auto"  # replay the step as one graph; needs a GPU and resident images
+    sharding: Literal["none", "fsdp"] = "none"  # whether each rank holds a copy of the model or a shard of it
+    sync_batchnorm: bool = False  # compute batch norm statistics over all GPUs
+    eval_batch_size: int | None = None  # images per rank; chosen from batch_size and the image size if null
+    checkpoint_steps: int = 0  # also save every N steps; 0: only at the end of an epoch and when stopped
     tensorboard: bool = True
-    wandb: str | None = None  # a Weights & Biases project
+    wandb: str | None = None  # name of a Weights & Biases project
 
     def __post_init__(self) -> None:
         try:
@@ -130,25 +130,25 @@ class Recipe:
 
     @property
     def scaled_lr(self) -> float:
-        """The learning rate at this batch size."""
+        """The learning rate, scaled to the batch size."""
         return self.lr * (self.batch_size / self.lr_batch_size if self.lr_batch_size else 1.0)
 
     @property
     def scaled_min_lr(self) -> float:
-        """The floor of the learning rate at this batch size."""
+        """The minimum learning rate, scaled to the batch size."""
         return self.min_lr * (self.batch_size / self.lr_batch_size if self.lr_batch_size else 1.0)
 
     @property
     def mixes(self) -> bool:
-        """Whether batches are mixed, so that targets are distributions."""
+        """Whether batches are mixed by Mixup or CutMix, so that targets are soft."""
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_probability > 0
 
     def replace(self, **changes: Any) -> Recipe:
-        """Returns this recipe with some values changed, checked like any other."""
+        """Returns a copy with some values changed. The new values are checked."""
         return from_values({**dataclasses.asdict(self), **changes})
 
     def to_yaml(self, header: str = "") -> str:
-        """Returns all values as YAML, under ``header`` as a comment."""
+        """Returns all values as YAML, with ``header`` as a comment at the top."""
         comment = "".join(f"# {line}\n" for line in header.splitlines())
         return comment + yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, default_flow_style=None)
 
@@ -171,8 +171,8 @@ def _is_range(name: str) -> tuple[Any, str]:
     )
 
 
-_RAND_PART = r"(m\d+(\.\d+)?|mstd(inf|\d+(\.\d+)?)|mmax\d+|n\d+|p[01]?\.?\d*|w\d+|inc[01]|t\d+)"
-AUTO_AUGMENT = rf"rand(-{_RAND_PART})*|(original|originalr|v0|v0r|3a)(-mstd\d+(\.\d+)?)?|augmix(-\w+(\.\d+)?)*"
+_RAND_OPTION = r"(m\d+(\.\d+)?|mstd(inf|\d+(\.\d+)?)|mmax\d+|n\d+|p[01]?\.?\d*|w\d+|inc[01]|t\d+)"
+AUTO_AUGMENT = rf"rand(-{_RAND_OPTION})*|(original|originalr|v0|v0r|3a)(-mstd\d+(\.\d+)?)?|augmix(-\w+(\.\d+)?)*"
 _RULES: list[tuple[Any, str]] = [
     *map(_is_probability, ("flip", "erasing", "mix_probability", "mix_switch", "drop_rate", "drop_path_rate")),
     *(
@@ -224,7 +224,7 @@ def list_recipes() -> list[str]:
 
 
 def recipe_text(name: str) -> str:
-    """Returns the text of a recipe: one of the package by name, or a file by path."""
+    """Returns the text of a recipe, given the name of one in the package or the path of a file."""
     if name in list_recipes():
         return resources.files("interlayer").joinpath("recipes", f"{name}.yaml").read_text()
     path = Path(name)
@@ -236,14 +236,14 @@ def recipe_text(name: str) -> str:
 
 
 def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Recipe:
-    """Loads a recipe by name or path, with ``key=value`` strings and keyword values on top.
+    """Loads a recipe by name or path. ``key=value`` strings and keyword arguments override its values.
 
     >>> load_recipe("rla_cifar", ["epochs=10"], model="preresnet20_cifar").epochs
     10
     """
     merged = _values_of(name, seen=())
     if values.get("model") and "+" not in values["model"]:
-        merged.pop("attach_options", None)  # those of the recipe's own network
+        merged.pop("attach_options", None)  # they are for the recipe's own network
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
@@ -254,12 +254,12 @@ def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Reci
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Reads a resolved recipe, as a run keeps it."""
+    """Reads a resolved recipe from the folder of a run."""
     return from_values(_mapping(path.read_text(), str(path)))
 
 
 def from_values(values: Mapping[str, Any]) -> Recipe:
-    """Makes a recipe of these values, each checked and converted to its type."""
+    """Creates a recipe from values, which are checked and converted to the types of the fields."""
     for key in values:
         if key not in _NAMES:
             raise RecipeError(f"unknown key {key!r} in the recipe{_nearest(key, _NAMES)}")
@@ -267,7 +267,7 @@ def from_values(values: Mapping[str, Any]) -> Recipe:
 
 
 def differences(ours: Recipe, theirs: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Returns the values in which two recipes differ, by key."""
+    """Returns the values that differ between two recipes, by key."""
     a, b = dataclasses.asdict(ours), dataclasses.asdict(theirs)
     return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
 
@@ -291,7 +291,7 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    """`key` may be dotted for the entries of an options field: optimizer_options.eps."""
+    """Sets a value. A dotted key such as optimizer_options.eps sets one entry of a dictionary."""
     first, *rest = key.split(".")
     if not rest:
         values[key] = value
@@ -301,14 +301,14 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     if typing.get_origin(_TYPES[first]) is not dict:
         raise RecipeError(f"{first} holds one value, not options: write {first}=...")
     inner = values[first] = dict(values.get(first) or {})
-    for part in rest[:-1]:
-        inner[part] = dict(inner.get(part) or {})
-        inner = inner[part]
+    for name in rest[:-1]:
+        inner[name] = dict(inner.get(name) or {})
+        inner = inner[name]
     inner[rest[-1]] = _number(value)
 
 
 def _number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-3 as text; people mean a number."""
+    """Converts text such as 1e-3 to a number, because YAML 1.1 reads it as text."""
     if isinstance(value, str):
         try:
             return float(value)

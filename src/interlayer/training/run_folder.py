@@ -1,4 +1,4 @@
-"""The folder of a run: one run to a folder, and only the same run goes on in it."""
+"""The folder of a run. A folder holds one run, and only the same recipe can be resumed in it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .lock import FolderLock
 from .processes import Processes
 from .recipe import Recipe, differences, read_recipe
 
-MACHINE_KEYS = {  # may change when a run is resumed: they do not change what is computed, except for the last bits
+MACHINE_KEYS = {  # may change when a run is resumed: they do not affect the results beyond rounding
     "workers", "resident", "tensorboard", "wandb", "checkpoint_steps", "eval_batch_size", "compile", "cuda_graph",
 }  # fmt: skip
 
 
 class RunFolder:
-    """A folder, claimed and locked for one run.
+    """A folder that is locked for one run.
 
     Args:
-        path: the folder; ranks take the path of rank 0, where each chose by the clock.
-        recipe: what will be trained in it.
-        resume: whether to go on with the run that is in the folder, if there is one.
+        path: the folder. All ranks use the path of rank 0, because default names contain the time.
+        recipe: the recipe of the run.
+        resume: whether to resume the run that is in the folder, if there is one.
     """
 
     def __init__(self, path: Path, recipe: Recipe, processes: Processes, *, resume: bool) -> None:
@@ -39,27 +39,27 @@ class RunFolder:
         return self.path / "recipe.yaml"
 
     def _claim(self, recipe: Recipe, resume: bool) -> None:
-        """Refuses a folder that holds another run."""
+        """Raises if the folder holds another run."""
         if (self.recipe_file.exists() or self.checkpoints.all()) and not resume:
             raise TrainingError(f"{self.path} already holds a run: --resume to go on with it, or choose another folder")
         if self.recipe_file.exists():
             check_same_recipe(self.path, recipe)
-        for unfinished in self.path.glob(".*.safetensors.*"):  # of a process that was killed while it wrote
+        for unfinished in self.path.glob(".*.safetensors.*"):  # left by a process that was killed while writing
             unfinished.unlink(missing_ok=True)
 
     def write_recipe(self, recipe: Recipe, command: str) -> None:
-        """Writes what is trained here, unless a run that is resumed has done so."""
+        """Writes the recipe, unless a resumed run has already written it."""
         if not self.recipe_file.exists():
             write_text(self.recipe_file, recipe.to_yaml(command))
 
     def release(self) -> None:
-        """Releases the lock; a folder in which nothing was written is removed."""
+        """Releases the lock. Removes the folder if nothing was written in it."""
         if self.lock is not None:
             self.lock.release(remove=not self.recipe_file.exists())
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
-    """Refuses a folder whose run had another recipe."""
+    """Raises if the run in the folder has another recipe."""
     changed = {
         key: values
         for key, values in differences(read_recipe(folder / "recipe.yaml"), recipe).items()

@@ -1,4 +1,4 @@
-"""Puts a run together: everything that a training step needs, made once and complete."""
+"""Sets up a run: creates everything that a training step needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .sharding import full_state, load_full_weights, shard
 
 logger = logging.getLogger(__name__)
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # of inductor, for compile: tuned
+TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # inductor options for compile=tuned
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,21 @@ class TrainingSetup:
     """A run that is ready to train.
 
     Args:
-        task: what is learned.
-        data: the images, in their splits.
-        loading: how images become batches.
+        recipe: the recipe of the run.
+        processes: the ranks and their devices.
+        task: the task to learn.
+        data: the training, validation and test splits.
+        loading: how images are loaded and transformed.
         batches: the training batches.
-        held_out: the batches that are evaluated after every epoch: the validation split, or the test split if there
-            is none.
-        network: the network itself, sharded where the recipe says so.
-        replicated: the network under DistributedDataParallel, or the network itself.
-        model: what a training step calls: `replicated`, compiled where the recipe says so.
-        scheduler: timm's schedule of the learning rate; None if it never changes.
-        scaler: scales the loss in float16, and does nothing otherwise.
-        ema: the moving average of the weights; None if there is none.
+        held_out: the batches that are evaluated after every epoch: the validation split, or the test split if there is
+            no validation split.
+        network: the network itself, sharded if the recipe says so.
+        replicated: the network wrapped in DistributedDataParallel, or the network itself in a single process.
+        model: the module that a training step calls: `replicated`, compiled if the recipe says so.
+        optimizer: the optimizer of the network's parameters.
+        scheduler: timm's learning rate schedule; None if the learning rate never changes.
+        scaler: scales the loss in float16, and is disabled otherwise.
+        ema: the moving average of the weights; None if the recipe has none.
     """
 
     recipe: Recipe
@@ -85,13 +88,13 @@ class TrainingSetup:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def set_lr(self, epoch: int, step: int) -> None:
-        """Sets the learning rate of a step; depends on nothing but the step."""
-        if self.scheduler is not None:  # one of the two acts: the schedule changes by epoch or by step
+        """Sets the learning rate of a step, which depends only on the epoch and the step."""
+        if self.scheduler is not None:  # only one of the two calls acts: the schedule is by epoch or by step
             self.scheduler.step(epoch)
             self.scheduler.step_update(epoch * self.batches.steps + step)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of the forward pass."""
+        """Returns the autocast context of the forward pass."""
         dtype = AUTOCAST.get(self.recipe.precision)
         return torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext()
 
@@ -101,35 +104,37 @@ class TrainingSetup:
         return self.ema.module if self.ema is not None else self.network
 
     def evaluated_weights(self) -> dict[str, Tensor]:
-        """Returns the full weights of the network that is evaluated; every rank must call this."""
+        """Returns the full, unsharded weights of the evaluated network. Every rank must call this."""
         if self.recipe.sharding == "fsdp":
             return full_state(self.network, None)[0]
         return self.evaluated_network.state_dict()
 
     def load_evaluated_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Loads what `evaluated_weights` returned; every rank must call this."""
+        """Loads weights that `evaluated_weights` returned. Every rank must call this."""
         if self.recipe.sharding == "fsdp":
             load_full_weights(self.network, tensors)
         else:
             self.evaluated_network.load_state_dict(tensors)
 
     def broadcast_buffers(self, network: nn.Module) -> None:
-        """Gives all ranks the batch norm statistics of rank 0; each rank updates its own."""
+        """Copies the batch norm statistics of rank 0 to all ranks, which update their own during training."""
         if self.processes.world_size > 1:
             for buffer in network.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
     def test_batches(self) -> EvalBatches:
-        """Makes the batches of the test split."""
+        """Returns the batches of the test split."""
         return eval_batches(self.data.test, dataclasses.replace(self.loading, report=no_report))
 
 
 def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Report = no_report) -> TrainingSetup:
-    """Puts together what a recipe describes. Random numbers are seeded for the network, and then for the steps.
+    """Sets up the run that a recipe describes.
+
+    The random number generators are seeded once before the network is built, and again for the training steps.
 
     Args:
-        data: the data, where several runs share it.
-        report: told how the loading of images goes.
+        data: the data, if several runs share it; opened from the recipe if None.
+        report: called with the progress of loading images.
     """
     set_precision(recipe)
     device = processes.device
@@ -147,13 +152,13 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     batches = train_batches(data.train, loading)
     held_out = eval_batches(data.validation if data.validation is not None else data.test, loading)
     if device.type == "cuda":
-        torch.cuda.synchronize()  # what was loaded is there for every stream
+        torch.cuda.synchronize()  # makes the loaded images visible to every stream
     network = _place(network, recipe, processes)
     optimizer = make_optimizer(recipe, network, device)
     scheduler = make_scheduler(recipe, optimizer, batches.steps)
     ema = ModelEmaV3(network, decay=recipe.ema) if recipe.ema else None
     replicated = _replicate(network, recipe, processes)
-    # evaluation runs the plain network: compiling that too takes longer than it saves
+    # Evaluation runs the network eagerly: compiling it for evaluation would take longer than it saves.
     model: Any = replicated if recipe.compile == "no" else compile_network(replicated, recipe.compile)
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
     seed_libraries(mixed_seed("steps", recipe.seed, processes.rank))
@@ -164,7 +169,7 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
 
 
 def build_network(task: Task) -> nn.Module:
-    """Builds the network of a task; a `RecipeError` says why it cannot be built."""
+    """Builds the network of a task. Raises a `RecipeError` if it cannot be built."""
     try:
         return task.build()
     except (ModelError, TaskError) as error:
@@ -172,18 +177,18 @@ def build_network(task: Task) -> nn.Module:
 
 
 def set_precision(recipe: Recipe) -> None:
-    """Sets the precision of matrix products, and whether kernels must give the same bits every time."""
+    """Sets the precision of matrix products and whether kernels must be deterministic."""
     allowed = recipe.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
     torch.backends.cudnn.benchmark = torch.cuda.is_available() and not recipe.deterministic
     if recipe.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # must be set before cuBLAS is initialized
     torch.use_deterministic_algorithms(recipe.deterministic, warn_only=True)
 
 
 def _place(network: nn.Module, recipe: Recipe, processes: Processes) -> nn.Module:
-    """Moves the network to its device, in the memory format of the recipe; synchronizes batch norms and shards."""
+    """Moves the network to its device and memory format, converts its batch norms and shards it, as the recipe says."""
     memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
     network.to(processes.device, memory_format=memory_format)  # type: ignore[call-overload]
     if recipe.sync_batchnorm:
@@ -197,7 +202,7 @@ def _place(network: nn.Module, recipe: Recipe, processes: Processes) -> nn.Modul
 
 
 def _replicate(network: nn.Module, recipe: Recipe, processes: Processes) -> nn.Module:
-    """Makes gradients the mean over ranks, unless the network is sharded, which does so itself."""
+    """Averages gradients over ranks with DistributedDataParallel. A sharded network averages them itself."""
     if recipe.sharding != "none" or processes.world_size == 1:
         return network
     devices = [processes.device.index] if processes.device.type == "cuda" else None
@@ -205,10 +210,10 @@ def _replicate(network: nn.Module, recipe: Recipe, processes: Processes) -> nn.M
 
 
 def compile_network(network: nn.Module, how: str) -> Any:
-    """Compiles the network as the recipe's ``compile`` says."""
+    """Compiles the network in the mode of the recipe's ``compile``."""
     if how == "default":
         return torch.compile(network)
     from torch._inductor import select_algorithm
 
-    select_algorithm.PRINT_AUTOTUNE = False  # pages of it, over the progress bars
+    select_algorithm.PRINT_AUTOTUNE = False  # otherwise its output covers the progress bars
     return torch.compile(network, options=TUNED)

@@ -1,4 +1,4 @@
-"""Networks sharded over ranks (FSDP2), and full state dicts of sharded networks."""
+"""Sharding of networks over ranks (FSDP2), and full state dicts of sharded networks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def shard(network: nn.Module, processes: Processes) -> None:
-    """Shards the parameters over all ranks in place, block by block: a block is gathered when it runs.
+    """Shards the parameters over all ranks, in place. Each block is gathered when it runs.
 
     Blocks are the children of the network's ``nn.Sequential`` and ``nn.ModuleList`` containers, at any depth.
     """
@@ -46,19 +46,19 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def full_state(network: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Tensor], Any]:
-    """Returns full state dicts, on rank 0; every rank must call this."""
+    """Returns full state dicts, which are filled only on rank 0. Every rank must call this."""
     weights: Any = get_model_state_dict(network, options=FULL)
     return weights, get_optimizer_state_dict(network, optimizer, options=FULL) if optimizer is not None else None
 
 
 def load_full_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Loads a full state dict into a sharded network; every rank must call this."""
+    """Loads a full state dict into a sharded network. Every rank must call this."""
     set_model_state_dict(network, dict(weights), options=FROM_FIRST)
 
 
 def load_full_state(
     network: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], state: Any
 ) -> None:
-    """Loads full state dicts into a sharded network and its optimizer; every rank must call this."""
+    """Loads full state dicts into a sharded network and its optimizer. Every rank must call this."""
     load_full_weights(network, weights)
     set_optimizer_state_dict(network, optimizer, state, options=FROM_FIRST)

@@ -1,8 +1,8 @@
 """One training step, eager or captured as a CUDA graph, and the sums of an epoch.
 
-Nothing in a step waits for the device. The loss, the task's named scalars and the first step whose loss was not finite
-are summed on the device; they are read when progress is shown, and always before a checkpoint is written. On one GPU
-with resident images, augmentation, forward and backward pass are captured into one CUDA graph and replayed.
+A step never waits for the device. The loss, the task's named scalars and the first step with a loss that is not finite
+are accumulated on the device. They are read when progress is shown, and always before a checkpoint is written. On one
+GPU with resident images, augmentation, forward and backward pass are captured into one CUDA graph and replayed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .setup import TrainingSetup
 from .stop import AGREE_STEPS
 
 WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured
-PEEK_SECONDS = 0.25  # between readings of the device's sums
+PEEK_SECONDS = 0.25  # between two asynchronous reads of the sums on the device
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Totals:
     """Sums of an epoch so far, over all ranks, as last read.
 
     Args:
-        loss: sum over images.
-        scalars: sums over images, by name.
-        first_bad_step: the first step whose loss was not finite; -1 if there was none.
+        loss: sum of the loss over images.
+        scalars: sums of the task's named scalars over images.
+        images: number of images.
+        first_bad_step: the first step with a loss that was not finite; -1 if there was none.
     """
 
     loss: float
@@ -57,11 +58,12 @@ class EpochSums:
     """Sums of an epoch on the device.
 
     Args:
-        names: the named scalars of the task's loss.
+        names: names of the task's scalars.
+        processes: the ranks that train together.
 
     Attributes:
-        values: float64 [loss, the named scalars, images, first step whose loss was not finite or -1].
-        step: the step that is being run.
+        values: float64 [loss, named scalars..., images, first step with a loss that was not finite, or -1].
+        step: the current step, on the device.
         totals: the sums as last read.
     """
 
@@ -72,17 +74,17 @@ class EpochSums:
         self.restart(0)
         self.totals = self._totals([0.0] * (len(self.values) - 1) + [-1.0])
         self._read_at = time.perf_counter()
-        self._peeked: tuple[Tensor, torch.cuda.Event] | None = None  # sums on their way from the GPU
+        self._peeked: tuple[Tensor, torch.cuda.Event] | None = None  # an asynchronous copy from the GPU
 
     def restart(self, step: int) -> None:
-        """Starts an epoch anew at this step."""
+        """Resets the sums for an epoch that starts at this step."""
         self.values[:-1].zero_()
         self.values[-1:].fill_(-1)
         self.step.fill_(step)
         self._read_at = time.perf_counter()
 
     def add(self, loss: Tensor, scalars: Mapping[str, Tensor], count: int) -> None:
-        """Adds a batch of ``count`` images: its mean loss and the totals of its named scalars."""
+        """Adds the mean loss and the summed named scalars of a batch of ``count`` images."""
         totals = [scalars[name].double() for name in self.names]
         images = torch.full_like(self.step, count).double()
         self.values[:-1] += torch.stack([loss.double() * count, *totals, images])
@@ -90,7 +92,7 @@ class EpochSums:
         self.values[-1] = torch.where(first, self.step.double(), self.values[-1])
 
     def must_read(self, step: int) -> bool:
-        """Whether to wait for the sums: always on a CPU, where nothing waits; several ranks must do it together."""
+        """Whether to read the sums at this step: always on a CPU, and at a fixed interval with several ranks."""
         if self.processes.world_size > 1:
             return step % AGREE_STEPS == 0
         return self.processes.device.type == "cpu"
@@ -99,7 +101,7 @@ class EpochSums:
         """Waits for the device and reads the sums of all ranks; every rank must call this."""
         if self.processes.world_size > 1:
             gathered = self.processes.gather(self.values[None])
-            seen = gathered[:, -1][gathered[:, -1] >= 0]  # one rank passes it on to the others a step later
+            seen = gathered[:, -1][gathered[:, -1] >= 0]  # a bad loss spreads to other ranks one step later
             first_bad = float(seen.min()) if len(seen) else -1.0
             self.totals = self._totals([*gathered[:, :-1].sum(0).tolist(), first_bad])
         else:
@@ -108,7 +110,7 @@ class EpochSums:
         return self.totals
 
     def peek(self) -> Totals:
-        """Reads the sums of a while ago without waiting for the GPU; on a CPU, returns what was read last."""
+        """Returns slightly outdated sums without waiting for the GPU. On a CPU, returns the sums as last read."""
         if self._peeked is not None:
             values, event = self._peeked
             if event.query():
@@ -127,10 +129,10 @@ class EpochSums:
 
 
 class TrainStep:
-    """Runs training steps: forward and backward pass, clipping, update of the weights and of their moving average.
+    """Runs training steps: forward and backward pass, gradient clipping, and update of the weights and their average.
 
     Args:
-        stream: the CUDA stream that the run owns; None on a CPU.
+        stream: the CUDA stream of the run; None on a CPU.
     """
 
     def __init__(self, setup: TrainingSetup, stream: torch.cuda.Stream | None = None) -> None:
@@ -138,14 +140,14 @@ class TrainStep:
         self.sums = EpochSums([metric.name for metric in setup.task.train_metrics], setup.processes)
         self.steps_run = 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.static_batch: Any = None  # the captured graph's input
+        self.static_batch: Any = None  # the input of the captured graph
         unsupported = capture_unsupported_reason(setup)
         if setup.recipe.cuda_graph == "yes" and unsupported:
             raise TrainingError(f"cuda_graph=yes: the step cannot be captured, {unsupported}")
         self.captures = not unsupported
 
     def run(self, batch: Any) -> None:
-        """Runs one step on a batch, as the training batches yield it."""
+        """Runs one step on a batch that the training batches yielded."""
         setup = self.setup
         if self.captures and self.steps_run >= WARMUP_STEPS:
             self._replay(batch)
@@ -161,11 +163,11 @@ class TrainStep:
         self.steps_run += 1
 
     def check_loss(self, epoch: int) -> None:
-        """Reads the sums; raises if a loss was not finite. Every rank must call this."""
+        """Reads the sums and raises if a loss was not finite. Every rank must call this."""
         setup, bad = self.setup, self.sums.read().first_bad_step
         if bad < 0:
             return
-        setup.set_lr(epoch, bad)  # as it was then
+        setup.set_lr(epoch, bad)  # the learning rate of that step, for the message
         raise TrainingError(
             f"the loss is not finite at epoch {epoch + 1}, step {bad + 1} of {setup.batches.steps}, learning rate "
             f"{setup.lr:.3g}; the last checkpoint is from before it. Lower lr or set clip_grad; the batch was "
@@ -189,7 +191,7 @@ class TrainStep:
         return replicated.no_sync() if isinstance(replicated, DistributedDataParallel) else nullcontext()
 
     def forward_backward(self, batch: Any, weight: float = 1.0) -> None:
-        """Accumulates the gradients of a batch, whose loss counts ``weight``, and its sums."""
+        """Accumulates the gradients of a batch, with its loss multiplied by ``weight``, and adds to the sums."""
         setup = self.setup
         images, targets = setup.batches.transform_batch(batch)
         with setup.autocast():
@@ -199,7 +201,7 @@ class TrainStep:
         self.sums.add(loss.detach(), scalars, len(images))
 
     def _replay(self, batch: Tensor) -> None:
-        """Replays the captured step, capturing it the first time."""
+        """Replays the captured step. The first call captures it."""
         if self.graph is None:
             self.static_batch = batch.clone()
             self.graph = self._capture()
@@ -208,7 +210,7 @@ class TrainStep:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         setup = self.setup
-        setup.optimizer.zero_grad(set_to_none=True)  # gradients of the capture live in its own memory
+        setup.optimizer.zero_grad(set_to_none=True)  # gradients must be allocated in the memory pool of the graph
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(setup.batches.generator)  # type: ignore[attr-defined]
@@ -225,7 +227,7 @@ class TrainStep:
 
 
 def capture_unsupported_reason(setup: TrainingSetup) -> str:
-    """Returns why the step cannot be one CUDA graph; an empty string if it can."""
+    """Returns why the step cannot be captured as a CUDA graph; an empty string if it can."""
     if setup.recipe.cuda_graph == "no":
         return "the recipe says no"
     if setup.device.type != "cuda":
@@ -240,9 +242,12 @@ def capture_unsupported_reason(setup: TrainingSetup) -> str:
 
 
 def split_batch(batch: Any, count: int) -> list[tuple[Any, float]]:
-    """Splits a batch (indices, or pixels and targets) into ``count``, each with its fraction of the batch.
+    """Splits a batch into ``count`` splits, and returns each with its fraction of the batch.
 
-    A batch that bad images made smaller than ``count`` gives fewer.
+    A batch with fewer than ``count`` images, because some could not be read, gives fewer splits.
+
+    Args:
+        batch: indices, or pixels and targets.
     """
     if count == 1:
         return [(batch, 1.0)]

@@ -1,7 +1,7 @@
-"""Stop signals: what SIGTERM and Ctrl-C do to a run, to its other ranks, and to the workers that load its images.
+"""Stop signals: how a run, its other ranks and its data loading workers handle SIGTERM and Ctrl-C.
 
-Schedulers and terminals send the signal to every process of a run. The run's own process notes it, finishes the step,
-saves a checkpoint and exits; its workers must outlive the signal until then.
+Schedulers and terminals send the signal to every process of a run. The main process of the run finishes the step, saves
+a checkpoint and exits. Its workers must survive the signal until then.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .processes import Processes
 
-AGREE_STEPS = 20  # steps between agreements of several ranks to stop
+AGREE_STEPS = 20  # number of steps between two synchronizations of the stop request over ranks
 
 
-class Stopped(Exception):  # noqa: N818  not an error: the run was asked to stop and did
-    """The run saved a checkpoint and stopped where it was asked to."""
+class Stopped(Exception):  # noqa: N818  not an error: the run was asked to stop
+    """Raised when a run has saved a checkpoint and stopped on request."""
 
 
 class StopSignal:
-    """Listens for Ctrl-C and SIGTERM. Calling it says whether a stop was asked for; a second Ctrl-C insists."""
+    """Records Ctrl-C and SIGTERM. Calling it returns whether one was received. A second Ctrl-C stops immediately."""
 
     def __init__(self) -> None:
         self.asked: int | None = None
@@ -48,15 +48,16 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
+        """The exit code of a process that the signal ended: 128 plus the number of the signal."""
         return 128 + (self.asked or signal.SIGINT)
 
 
 class StopRequest:
-    """Asks whether to stop, so that all ranks stop at the same step.
+    """Decides whether to stop, so that all ranks stop at the same step.
 
     Args:
-        asked: called after every step.
-        processes: the ranks, which agree every `AGREE_STEPS` steps and at the end of an epoch.
+        asked: called after every step; returns whether this rank should stop.
+        processes: the ranks, which synchronize every `AGREE_STEPS` steps and at the end of an epoch.
     """
 
     def __init__(self, asked: Callable[[], bool], processes: Processes) -> None:
@@ -72,11 +73,11 @@ class StopRequest:
 
 
 def prepare_worker_signals() -> None:
-    """In a worker that loads images: ignores Ctrl-C, and outlives the first SIGTERM."""
+    """Makes a data loading worker ignore Ctrl-C and survive the first SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _outlive_one)
+    signal.signal(signal.SIGTERM, _survive_once)
 
 
-def _outlive_one(number: int, frame: FrameType | None) -> None:
-    """Lets a second SIGTERM end the worker: that is how Python ends a worker that hangs when the run exits."""
+def _survive_once(number: int, frame: FrameType | None) -> None:
+    """Ignores one SIGTERM. A second one ends the worker: Python ends hanging workers in this way when the run exits."""
     signal.signal(number, signal.SIG_DFL)

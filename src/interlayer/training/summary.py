@@ -1,27 +1,30 @@
-"""summary.json: what a finished run came to."""
+"""The results of a finished run: summary.json, the tested weights and the predictions."""
 
 from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..models.checkpoints import save_weights
 from ..tasks import Scores
 from .checkpoint import RunState
-from .files import TrainingError
+from .evaluation import save_records
+from .files import TrainingError, write_json
 from .setup import TrainingSetup
 
 
 def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: str) -> dict[str, Any]:
-    """Returns what there is to know of a run that was tested.
+    """Returns the contents of summary.json.
 
     Args:
-        scores: on the test split.
-        command: the command that gives this run again.
+        scores: the scores on the test split.
+        command: the command that reproduces this run.
     """
     task, transform = setup.task, setup.loading.transform
     by_validation = state.best is not None
@@ -53,8 +56,18 @@ def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: 
     }
 
 
+def write_results(folder: Path, setup: TrainingSetup, scores: Scores, summary: Mapping[str, Any]) -> None:
+    """Writes the tested weights, the predictions and the summary. Every rank must call this; rank 0 writes."""
+    weights = setup.evaluated_weights()
+    if setup.processes.is_main:
+        save_weights(setup.network, folder / "weights.safetensors", weights)
+        save_records(scores, folder)
+        write_json(folder / "summary.json", summary)
+    setup.processes.wait()
+
+
 def versions() -> dict[str, str]:
-    """Returns the versions of what a result depends on."""
+    """Returns the versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("interlayer", "torch", "torchvision", "timm", "accelerate", "numpy"):
         try:

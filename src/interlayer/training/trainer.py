@@ -1,52 +1,50 @@
 """A run from its first step to its last.
 
 A `Trainer` is one run in one folder. `Trainer.run` is a generator that yields after every step: `train` drains one, and
-a comparison takes turns between several, each on a CUDA stream of its own, so that small networks fill the GPU
-together. What a step computes is in step.py, what a run is put together from in setup.py, what it needs to go on in
-checkpoint.py, and whose folder it is in run_folder.py.
+a comparison alternates between several, each on a CUDA stream of its own, so that small networks fill the GPU together.
+See setup.py for what a run consists of, step.py for what a step computes, checkpoint.py for what is saved and resumed,
+and run_folder.py for who owns the folder.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..models.checkpoints import save_weights
 from ..tasks import Scores
-from .checkpoint import RunState, random_state, restore_random_state, restore_run, save_run
+from .checkpoint import RunState, restore_run, save_run
 from .data import Data, EvalBatches
-from .evaluation import evaluate_setup, save_records
-from .files import TrainingError, write_json
-from .logs import Logs, check_logs
+from .evaluation import check_finite_loss, evaluate_setup
+from .isolation import isolated
+from .logs import Logs, check_logs, epoch_row
+from .memory import explaining_out_of_memory
 from .processes import Processes, init_processes
-from .progress import EpochClock, Progress
+from .progress import EpochClock, Progress, run_progress
 from .recipe import Recipe
 from .run_folder import RunFolder
 from .setup import TrainingSetup, set_up
 from .step import TrainStep
 from .stop import Stopped, StopRequest
-from .summary import run_summary
+from .summary import run_summary, write_results
 
 
 class Trainer:
-    """One run: a recipe trained in a folder.
+    """Trains one recipe in one folder.
 
     Args:
         recipe: what to train and how.
-        folder: where the files of the run go.
-        resume: whether to go on with the run that is in the folder, if there is one.
-        data: the data, where several runs share it.
-        processes: the ranks and their devices, where several runs share them.
-        stop: called after every step; True saves a checkpoint and raises `Stopped`.
-        show: told how the loading of images goes, which happens between two steps of `run`.
-        command: the command that gives this run again, for the record.
-        separate_random_state: whether the run puts its random numbers aside between steps, for runs that take turns.
+        folder: the folder for the files of the run.
+        resume: whether to resume the run that is in the folder, if there is one.
+        data: the data, if several runs share it.
+        processes: the ranks and their devices, if several runs share them.
+        stop: called after every step; if it returns True, a checkpoint is saved and `Stopped` is raised.
+        show: called with the progress of loading images, which happens between two steps of `run`.
+        command: the command that reproduces this run, for the record.
+        separate_random_state: whether the run keeps its random state to itself between steps, for runs that alternate.
 
     Attributes:
         loop: the epochs of the run; None until `run` has loaded the data.
@@ -74,43 +72,26 @@ class Trainer:
         self.loop: TrainingLoop | None = None
 
     def run(self) -> Iterator[Progress]:
-        """Trains to the end, yielding after every step. The last one yielded has ``what == "done"``."""
-        steps, device, random = self._run(), self.processes.device, None
-        while True:
-            # entered anew each time: between two steps, the caller's stream is its own
-            with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
-                if random is not None:
-                    restore_random_state(random, device)
-                try:
-                    progress = next(steps)
-                except StopIteration:
-                    return
-                except torch.OutOfMemoryError as error:
-                    raise TrainingError(
-                        f"the GPU's memory is too small for batch_size={self.recipe.batch_size}: set accumulate="
-                        f"{self.recipe.accumulate * 2} (the same training in smaller parts) or lower batch_size; if it "
-                        f"was evaluating, set eval_batch_size; if it was loading, resident=no"
-                    ) from error
-                if self.separate_random_state:
-                    random = random_state(device)
-            yield progress
+        """Trains to the end and yields after every step. The last progress has ``what == "done"``."""
+        separate = self.separate_random_state
+        with explaining_out_of_memory(self.recipe):
+            yield from isolated(self._run(), self.processes.device, self.stream, separate_random_state=separate)
 
     def _run(self) -> Iterator[Progress]:
-        recipe, path, show = self.recipe, self.folder.path, self.show
+        recipe, path = self.recipe, self.folder.path
         yield Progress(path, "loading", 0, recipe.epochs, 0, 0)
         check_logs(recipe)
-        setup = set_up(
-            recipe,
-            self.processes,
-            self.data,
-            lambda what, done, total: show(Progress(path, what, 0, recipe.epochs, done, total)),
-        )
+
+        def report(what: str, done: int, total: int) -> None:
+            self.show(Progress(path, what, 0, recipe.epochs, done, total))
+
+        setup = set_up(recipe, self.processes, self.data, report)
         self.loop = TrainingLoop(setup, self.folder, self.stop, self.stream, resume=self.resume, command=self.command)
         yield from self.loop.run()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to; empty until it is done."""
+        """The contents of summary.json; empty until the run is done."""
         return self.loop.summary if self.loop is not None else {}
 
     def close(self) -> None:
@@ -121,12 +102,12 @@ class Trainer:
 
 
 class TrainingLoop:
-    """The epochs of a run that is set up, from where it was left to the test at its end.
+    """The epochs of a run, from the step at which it starts or resumes to the final test.
 
     Attributes:
-        setup: the network, the batches, the optimizer and all else that a step needs.
-        step: runs a step and sums the epoch up.
-        state: what the run has come to.
+        setup: the network, the batches, the optimizer and everything else that a step needs.
+        step: runs training steps and accumulates the sums of an epoch.
+        state: the position, the log and the best weights of the run.
     """
 
     def __init__(
@@ -145,7 +126,7 @@ class TrainingLoop:
         self.clock = EpochClock(self.state.step, setup.batches.steps, setup.recipe.batch_size)
         self.summary: dict[str, Any] = {}
         self.logs: Logs | None = None
-        if setup.processes.is_main:  # the first files of the run: a mistake before leaves nothing behind
+        if setup.processes.is_main:  # the first files of the run: an error before this point leaves none behind
             folder.write_recipe(setup.recipe, command)
             self.logs = Logs(folder.path, setup.recipe, setup.task, self.state.rows)
 
@@ -185,85 +166,54 @@ class TrainingLoop:
             yield self._progress("training", epoch, step + 1)
 
     def _evaluate_epoch(self, epoch: int) -> Iterator[Progress]:
-        setup, state, steps = self.setup, self.state, self.setup.batches.steps
+        setup, state = self.setup, self.state
         if setup.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         seconds, totals, began = self.clock.seconds, self.step.sums.totals, time.perf_counter()
         scores = yield from self._evaluate(setup.held_out, "evaluating", epoch)
-        row = {
-            "epoch": epoch + 1,
-            "step": (epoch + 1) * steps,
-            "lr": setup.lr,
-            "train_loss": totals.mean_loss,
-            **{f"train_{name}": mean for name, mean in totals.means.items()},
-            "eval_loss": scores.metrics["loss"],
-            **{f"eval_{metric.name}": scores.metrics[metric.name] for metric in setup.task.eval_metrics},
-            "seconds": seconds,
-            "eval_seconds": time.perf_counter() - began,
-            "images_per_second": self.clock.rate(steps, seconds),
-        }
+        row = epoch_row(setup, epoch, totals, scores, self.clock, seconds, time.perf_counter() - began)
         state.rows.append(row)
         state.seconds += row["seconds"] + row["eval_seconds"]
-        if not math.isfinite(row["eval_loss"]):
-            raise TrainingError(
-                f"the evaluation after epoch {epoch + 1} has a loss that is not finite; the last checkpoint is from "
-                f"before it. Lower lr or set clip_grad"
-            )
+        check_finite_loss(scores, epoch)
         state.keep_best(setup, row)
         if self.logs is not None:
             self.logs.add(row)
         self._save(epoch + 1, 0)
-        yield self._progress("evaluated", epoch, steps)
+        yield self._progress("evaluated", epoch, setup.batches.steps)
         if self.stop(0, epoch_ended=True) and epoch + 1 < setup.recipe.epochs:
             raise Stopped(f"stopped at the end of epoch {epoch + 1}")
 
     def _test(self) -> Iterator[Progress]:
-        """Tests the chosen weights once, and writes what the run came to."""
+        """Tests the chosen weights once and writes the results."""
         setup, epochs, batches = self.setup, self.setup.recipe.epochs, self.setup.held_out
         if self.state.best_weights is not None:
             batches = setup.test_batches()
             setup.load_evaluated_weights(self.state.best_weights)
         scores = yield from self._evaluate(batches, "testing", epochs - 1, records=True)
-        weights = setup.evaluated_weights()
         self.summary = run_summary(setup, self.state, scores, self.command)
-        if setup.processes.is_main:
-            save_weights(setup.network, self.folder.path / "weights.safetensors", weights)
-            save_records(scores, self.folder.path)
-            write_json(self.folder.path / "summary.json", self.summary)
-        setup.processes.wait()
+        write_results(self.folder.path, setup, scores, self.summary)
         yield self._progress("done", epochs, setup.batches.steps)
 
     def _evaluate(
         self, batches: EvalBatches, what: str, epoch: int, *, records: bool = False
     ) -> Generator[Progress, None, Scores]:
-        """Evaluates the network or its moving average, yielding after every batch; returns the scores."""
+        """Evaluates the network or its moving average, yields after every batch, and returns the scores."""
         scores = None
-        for evaluated in evaluate_setup(self.setup, batches, records=records):
-            scores = evaluated
+        for scores in evaluate_setup(self.setup, batches, records=records):  # noqa: B007  the scores come last
             yield self._progress(what, epoch, self.setup.batches.steps)
-        assert scores is not None
+        assert scores is not None, "evaluate_setup yields the scores last"
         return scores
 
     def _save(self, epoch: int, step: int) -> None:
-        """Writes a checkpoint to go on from this step, unless a loss before it was not finite."""
+        """Writes a checkpoint that resumes at this step; raises if a loss before it was not finite."""
         if step:
             self.step.check_loss(epoch)
         self.state.epoch, self.state.step = epoch, step
         save_run(self.folder.checkpoints, self.setup, self.step.sums, self.state)
 
     def _progress(self, what: str, epoch: int, step: int) -> Progress:
-        recipe, task, totals = self.setup.recipe, self.setup.task, self.step.sums.totals
-        rate = left = math.nan
-        if what == "training":
-            seconds = self.clock.seconds
-            rate = self.clock.rate(step, seconds)
-            left = self.clock.seconds_left(step, recipe.epochs - epoch, seconds)
-        means, rows = totals.means, self.state.rows
-        return Progress(
-            self.folder.path, what, epoch, recipe.epochs, step, self.setup.batches.steps, totals.mean_loss,
-            {metric: means[metric.name] for metric in task.train_metrics}, task.headline,
-            rows[-1][f"eval_{task.headline.name}"] if rows else math.nan, rate, left,
-        )  # fmt: skip
+        totals, rows = self.step.sums.totals, self.state.rows
+        return run_progress(self.setup, self.folder.path, what, epoch, step, totals, rows, self.clock)
 
 
 def train(

@@ -1,4 +1,4 @@
-"""Data: every source, every kind of bad image, and an order that depends on seed, epoch and step alone."""
+"""Data: every source, every kind of bad image, and an order that depends only on seed, epoch and step."""
 
 import dataclasses
 import io
@@ -127,7 +127,7 @@ def test_hugging_face_datasets_come_through_timms_reader(small, digit_files):
 
 
 def write_shards(root: Path, bad: bool = False) -> None:
-    """Two WebDataset shards of digits for each of train and validation."""
+    """Two WebDataset shards of digits each for train and validation."""
     for part in ("train", "validation"):
         save_digits(root / "png" / part, 4)
         files = sorted((root / "png" / part).glob("*/*.png"))
@@ -174,7 +174,7 @@ def test_a_broken_image_in_a_shard_is_named(small, tmp_path):
 
 
 def test_streams_read_in_turn_leave_timms_reader_untouched(small, tmp_path):
-    """Each stream collects its own bad images, and timm's module is as it was."""
+    """Each stream collects its own bad images, and timm's module is not modified."""
     pytest.importorskip("webdataset", reason="webdataset is not installed")
     from timm.data.readers import reader_wds
 
@@ -194,7 +194,7 @@ def test_streams_read_in_turn_leave_timms_reader_untouched(small, tmp_path):
 
 
 def test_streams_show_no_image_twice(small, tmp_path):
-    """Repeated augmentation would be left out in silence."""
+    """Otherwise repeated augmentation would be ignored silently."""
     pytest.importorskip("webdataset", reason="webdataset is not installed")
     write_shards(tmp_path)
     with pytest.raises(TrainingError, match="is a stream: set repeated_augmentation=1"):
@@ -223,7 +223,7 @@ def test_what_is_not_there_is_named(small, tmp_path):
 
 @pytest.fixture
 def bad_folder(tmp_path):
-    """A folder with one of everything that cannot be used, in train."""
+    """An image folder with one file of every unusable kind in train."""
     save_digits(tmp_path / "train", 4)
     save_digits(tmp_path / "val", 2, skip=4)
     (tmp_path / "train" / "3" / "corrupt.png").write_bytes(b"no image at all")
@@ -312,7 +312,7 @@ def test_repeated_augmentation_puts_an_image_into_a_batch_three_times(small):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_entered_in_its_middle_goes_on_as_if_never_left(small, digit_files, workers):
-    """Workers and the starting step must not show in the draws of augmentation."""
+    """The number of workers and the starting step must not change the augmentation."""
     recipe = small(
         data=str(digit_files), resident="no", crop="resized", auto_augment="rand-m9-mstd0.5", flip=0.5, batch_size=30,
         erasing=0.5, mixup=0.8, workers=0,
@@ -368,7 +368,7 @@ def test_evaluation_counts_every_image_once_over_all_processes(small, digit_file
 
 
 def test_a_bad_test_image_leaves_the_places_of_the_others(small, tmp_path):
-    """Places are those of the source: the report finds its pictures by them."""
+    """Places are indices into the source, because the report uses them to open images."""
     save_digits(tmp_path / "train", 2)
     save_digits(tmp_path / "val", 2)
     (tmp_path / "val" / "0" / "0bad.png").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Batched augmentation on the device: the same results and distributions as one image at a time."""
+"""Batched augmentation on the device has the same results and distributions as augmenting single images."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def classification(classes, smoothing=0.0):
 
 
 def numbered(count=64, size=6):
-    """Images whose every pixel is different, so that a shift is seen."""
+    """Images in which all pixels differ, so that a shift can be detected."""
     return torch.arange(1, count * 3 * size * size + 1, dtype=torch.float32).view(count, 3, size, size)
 
 
@@ -61,7 +61,7 @@ def test_the_draws_are_the_generators():
 
 
 def erased_boxes(images):
-    """Area and aspect ratio of the erased (zero) box of each image that has one."""
+    """Returns the area and the aspect ratio of the erased (zero) box of each image that has one."""
     boxes = []
     for image in images:
         rows, columns = (image[0] == 0).nonzero(as_tuple=True)
@@ -104,7 +104,7 @@ def test_targets_are_smoothed_as_torch_smooths():
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.2, 0.0), (0.8, 1.0), (0.0, 3.0)])
 def test_mixing_has_timms_distribution(mixup, cutmix):
-    """Each image constant with its own number: the mean of the mix tells the weight of the partner, the target too."""
+    """Each image is constant, so that the mean of a mixed image gives the weight of its partner, as does its target."""
     recipe = Recipe(mixup=mixup, cutmix=cutmix, mix_probability=0.7)
     count, size = 4, 24
     images = torch.zeros(count, 1, size, size)

@@ -1,4 +1,4 @@
-"""Data of a run: sources of images, their transforms, and batches on the device."""
+"""The data of a run: image sources, transforms, and batches on the device."""
 
 from .base import EvalBatches, TrainBatches
 from .batches import eval_batches, train_batches

@@ -1,9 +1,9 @@
-"""What all batches have in common: the order of an epoch, the slice of a rank, the draws of a step.
+"""Base classes of batches: the order of an epoch, the slice of a rank, and the random numbers of a step.
 
-Step s of an epoch takes images s B to (s + 1) B of the epoch's order, and rank r of R its r-th slice of them. The draws
-of an image that workers augment come from (seed, epoch, place in the epoch), those of a batch on the device from
-(seed, epoch, step, rank). A run that is resumed at any step, or with another number of workers, therefore sees the same
-batches.
+Step s of an epoch uses images s B to (s + 1) B of the epoch's order, and rank r uses the r-th slice of them. The random
+numbers for an image that workers augment are seeded with (seed, epoch, position in the epoch), those for a batch on the
+device with (seed, epoch, step, rank). A run that is resumed at any step, or with another number of workers, therefore
+sees the same batches.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .seeds import mixed_seed
 
 
 def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
-    """Returns the order of an epoch.
+    """Returns the order of the images in an epoch.
 
-    With repeated augmentation (Hoffer et al., 2020) each image comes several times in a row and the epoch keeps its
-    length, so that it shows only some of the images.
+    With repeated augmentation (Hoffer et al., 2020), each image is repeated several times in a row. The epoch keeps its
+    length and therefore contains only some of the images.
     """
     generator = torch.Generator().manual_seed(mixed_seed("order", recipe.seed, epoch))
     order = torch.randperm(count, generator=generator)
@@ -35,17 +35,17 @@ def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
 
 
 class TrainBatches:
-    """Training batches, one epoch at a time, from any step on.
+    """Training batches of one epoch at a time, starting at any step.
 
     Args:
         count: the number of images.
-        context: how they become batches.
+        context: how images are loaded and transformed.
 
     Attributes:
-        steps: steps of an epoch.
-        images_per_rank: images of each step that this rank takes.
-        generator: on the device; `transform_batch` draws from it.
-        exact_resume: whether an epoch can be entered in its middle.
+        steps: number of steps in an epoch.
+        images_per_rank: number of images of each step that this rank uses.
+        generator: the random number generator of `transform_batch`, on the device.
+        exact_resume: whether an epoch can be resumed at any step.
     """
 
     exact_resume = True
@@ -57,11 +57,11 @@ class TrainBatches:
         self.generator = torch.Generator(self.device)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yields the batches of an epoch, from step `start` on, as `transform_batch` takes them."""
+        """Yields the batches of an epoch from step `start` on, in the form that `transform_batch` expects."""
         raise NotImplementedError
 
     def transform_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Returns images and targets on the device, augmented."""
+        """Returns augmented images and targets on the device."""
         pixels, targets = batch
         return self.batch_transform(pixels, targets, self.generator)
 
@@ -70,12 +70,12 @@ class TrainBatches:
         raise NotImplementedError
 
     def seed(self, epoch: int, step: int) -> None:
-        """Sets the draws of `transform_batch` to those of this step."""
+        """Seeds the generator of `transform_batch` for this step."""
         self.generator.manual_seed(mixed_seed("batch", self.recipe.seed, epoch, step, self.ranks.rank))
 
 
 class EvalBatches:
-    """Evaluation batches of equal shape: the last one is padded.
+    """Evaluation batches of equal shape. The last one is padded.
 
     Attributes:
         count: the number of images.
@@ -84,12 +84,12 @@ class EvalBatches:
     count: int
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yields bytes [B, 3, H, W], targets, and places in the source [B] (-1 for padding), on the device."""
+        """Yields bytes [B, 3, H, W], targets, and indices into the source [B] (-1 for padding), all on the device."""
         raise NotImplementedError
 
 
 def _step_sizes(count: int, recipe: Recipe, ranks: Ranks) -> tuple[int, int]:
-    """Returns the steps of an epoch and the images of a step that one rank takes."""
+    """Returns the number of steps in an epoch and the number of images that one rank uses in a step."""
     if recipe.batch_size % (ranks.world_size * recipe.accumulate):
         raise TrainingError(
             f"batch_size={recipe.batch_size} cannot be cut into {ranks.world_size} processes x accumulate="
@@ -103,7 +103,7 @@ def _step_sizes(count: int, recipe: Recipe, ranks: Ranks) -> tuple[int, int]:
 
 
 def eval_places(count: int, batch_size: int, ranks: Ranks) -> Tensor:
-    """Returns which images this rank evaluates, [steps, batch_size], with -1 as padding."""
+    """Returns the indices of the images that this rank evaluates, [steps, batch_size], padded with -1."""
     mine = torch.arange(ranks.rank, count, ranks.world_size)
     steps = math.ceil(math.ceil(count / ranks.world_size) / batch_size)
     padded = torch.full((steps * batch_size,), -1, dtype=torch.int64)

@@ -1,8 +1,8 @@
-"""Batches of a source, made in the way that suits source and recipe.
+"""Chooses how the batches of a source are made.
 
-- Images that fit on the device are kept there and augmented there (`resident`).
-- Others are loaded and augmented by worker processes (`workers`).
-- Shards are read in order (`streams`).
+- Images that fit on the device are kept and augmented there (resident.py).
+- Other images are loaded and augmented by worker processes (workers.py).
+- Shards are read sequentially (streams.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .resident import RESIDENT_BYTES, ResidentEvalBatches, ResidentImages, Resid
 from .streams import Stream, StreamEvalBatches, StreamTrainBatches
 from .workers import LoadedEvalBatches, LoadedTrainBatches
 
-EVAL_PIXELS = 2**20  # of an evaluation batch at least: a thousand images of 32 pixels
+EVAL_PIXELS = 2**20  # minimum number of pixels in an evaluation batch: 1024 images of 32 x 32
 
 
 def why_not_resident(images: Images | Stream, recipe: Recipe, size: int) -> str:

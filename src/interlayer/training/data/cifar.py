@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, read from the files of their Python version."""
+"""CIFAR-10 and CIFAR-100, read from the files of the Python version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .images import ArrayImages
 
 @dataclass(frozen=True)
 class _Layout:
-    """Names of the files of one dataset, and of the entries in them."""
+    """The file names of one dataset, and the keys in the files."""
 
     folder: str
     labels: str
@@ -35,7 +35,7 @@ LAYOUTS = (
 
 
 def read_cifar(path: Path) -> tuple[ArrayImages, ArrayImages] | None:
-    """Returns the training and the test images in a folder, or None if it holds neither CIFAR-10 nor CIFAR-100."""
+    """Returns the training and test images in a folder, or None if it holds neither CIFAR-10 nor CIFAR-100."""
     for layout in LAYOUTS:
         root = path if path.name == layout.folder else path / layout.folder
         if root.is_dir():
@@ -56,7 +56,7 @@ def _read(root: Path, files: tuple[str, ...], labels_key: str, classes: list[str
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """CIFAR's files are pickles of arrays: no other object may be created from them."""
+    """Unpickles NumPy arrays only, because pickles from other sources could execute code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):

@@ -1,4 +1,4 @@
-"""What loading needs to know besides the images: one object instead of a list of arguments."""
+"""The loading context: everything that loading needs besides the images."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..recipe import Recipe
 from .images import Problems
 from .transforms import BatchTransform, ImageTransform
 
-Report = Callable[[str, int, int], None]  # what is being done, how many of how many
+Report = Callable[[str, int, int], None]  # the activity, the number done, the total
 
 
 def no_report(what: str, done: int, total: int) -> None:
-    """Reports nothing."""
+    """Ignores the progress of loading."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process and the number of processes. A rank takes its slice of each batch."""
+    """The rank of this process and the world size. Each rank uses its slice of every batch."""
 
     rank: int = 0
     world_size: int = 1
@@ -29,16 +29,16 @@ class Ranks:
 
 @dataclass(frozen=True)
 class LoadingContext:
-    """How the images of a source become batches.
+    """How the images of a source are loaded and transformed.
 
     Args:
-        recipe: batch size, augmentation, workers, seed.
-        task: collates the targets of a batch, and mixes them where images are mixed.
-        transform: turns an image into the network's input size, and says how pixels are normalized.
-        ranks: which slice of each batch this process takes.
-        device: where batches are needed.
+        recipe: batch size, augmentation, workers and seed.
+        task: collates the targets of a batch, and mixes them if images are mixed.
+        transform: resizes images to the network's input size, and holds the mean and std of their normalization.
+        ranks: determines the slice of each batch that this process uses.
+        device: the device of the batches.
         problems: collects images that cannot be used.
-        report: told how loading goes.
+        report: called with the progress of loading.
     """
 
     recipe: Recipe
@@ -51,5 +51,5 @@ class LoadingContext:
 
     @property
     def batch_transform(self) -> BatchTransform:
-        """What is done with a whole batch on the device."""
+        """The transform of a complete batch on the device."""
         return BatchTransform.of(self.recipe, self.task, self.transform.mean, self.transform.std, self.device)

@@ -15,12 +15,12 @@ from .images import Images, Problems, open_rgb
 
 
 class FolderImages(Images):
-    """A folder of class folders, each with its images at any depth.
+    """A folder of class folders, each with images at any depth.
 
     Args:
         root: the folder.
-        classes: the classes of training, where these images are used with a network trained on others; the names of
-            the class folders, sorted, if None.
+        classes: the class names of the training images, for images of another split; if None, the sorted names of the
+            class folders.
         problems: collects files that are not images and empty class folders.
     """
 

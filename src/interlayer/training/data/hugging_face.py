@@ -16,8 +16,8 @@ class HuggingFaceImages(Images):
     """One split of a Hugging Face dataset.
 
     Args:
-        name: the dataset's name, or a folder.
-        split: the dataset's split.
+        name: name of the dataset, or a folder.
+        split: name of the split.
         options: passed to timm's `ReaderHfds`.
     """
 

@@ -1,7 +1,7 @@
-"""Map-style sources: any image by its index, with its label known beforehand.
+"""Map-style image sources: any image can be read by its index, and all labels are known in advance.
 
-`Problems` collects what cannot be used (not an image, an empty class, a label out of range). Nothing is skipped
-silently: each problem is counted and named, and stops the run unless the recipe says `on_bad_image: skip`.
+`Problems` collects what cannot be used: files that are not images, empty classes, labels out of range. Nothing is
+skipped silently: each problem is recorded by name, and stops the run unless the recipe has `on_bad_image: skip`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from PIL import Image
 from ..files import TrainingError
 
 logger = logging.getLogger(__name__)
-SHOWN = 5  # names in a message; all of them are in summary.json
+SHOWN = 5  # number of names in a message; summary.json lists all of them
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """Takes the place of an image that could not be read: an exception would arrive as a worker's traceback."""
+    """Replaces an image that could not be read. An exception would reach the user as the traceback of a worker."""
 
     name: str
     reason: str
 
 
 def unreadable(error: Exception) -> str:
-    """Returns why an image cannot be used, from the exception that reading it raised."""
+    """Returns why an image cannot be used, given the exception that reading it raised."""
     return f"it cannot be read as an image ({' '.join(str(error).split())[:120] or type(error).__name__})"
 
 
 def label_outside(label: int, classes: int) -> str:
-    """Returns why an image with a label that is not a class index cannot be used."""
+    """Returns why an image cannot be used whose label is not a class index."""
     return f"its label {label} is outside 0 to {classes - 1}"
 
 
 class Problems:
-    """Images that cannot be used, as name -> reason. Raises at the first one where the recipe does not allow them."""
+    """Images that cannot be used, with the reasons. Adding one raises unless the recipe allows them."""
 
     def __init__(self, on_bad_image: str) -> None:
         self.allowed = on_bad_image == "skip"
@@ -61,12 +61,10 @@ class Problems:
         count = f"{len(new)} images cannot be used; the first is {first}" if len(new) > 1 else f"{first} cannot be used"
         if not self.allowed:
             raise TrainingError(
-                f"{count}: {new[first]}; mend or remove it, or go on without such images with on_bad_image=skip"
+                f"{count}: {new[first]}; repair or remove it, or skip such images with on_bad_image=skip"
             )
         others = list(new)[1:SHOWN]
-        logger.warning(
-            "%s: %s%s; going on without", count, new[first], f" (also {', '.join(others)})" if others else ""
-        )
+        logger.warning("%s: %s%s; skipped", count, new[first], f" (also {', '.join(others)})" if others else "")
 
     def add_unusable(self, unusable: Sequence[Unusable]) -> None:
         """Records the images of a batch that cannot be used. See `add`."""
@@ -81,8 +79,8 @@ class Images(ABC):
         classes: class names, by label.
 
     Attributes:
-        resident: copies of this source on a device (`ResidentImages`), by how they were made. Runs of a comparison
-            share their source, and so share these copies.
+        resident: copies of this source on a device (`ResidentImages`), by transform, task and device. The runs of a
+            comparison share a source and therefore share these copies.
     """
 
     def __init__(self, labels: np.ndarray, classes: Sequence[str]) -> None:
@@ -95,19 +93,19 @@ class Images(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Returns a name by which a person can find the image."""
+        """Returns a name that identifies the image to a user."""
 
     @abstractmethod
     def open(self, index: int) -> Image.Image:
         """Returns the image as RGB. Raises if it cannot be read."""
 
     def target(self, index: int) -> Any:
-        """Returns what a network should predict for the image, as the task's `collate` takes it: the label."""
+        """Returns the target of an image, which the task's `collate` accepts. The default is the label."""
         return int(self.labels[index])
 
 
 class ArrayImages(Images):
-    """Images that are one array [N, H, W, 3] of bytes."""
+    """Images stored in one array of bytes, [N, H, W, 3]."""
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, classes: Sequence[str], what: str) -> None:
         super().__init__(labels, classes)
@@ -135,7 +133,7 @@ class FileImages(Images):
 
 
 class Subset(Images):
-    """Some images of a source."""
+    """A subset of the images of a source."""
 
     def __init__(self, images: Images, indices: Sequence[int] | np.ndarray) -> None:
         self.images, self.indices = images, np.asarray(indices, dtype=np.int64)
@@ -152,6 +150,6 @@ class Subset(Images):
 
 
 def open_rgb(path: str | Path) -> Image.Image:
-    """Reads a whole image file as RGB. Raises if it is not an image."""
+    """Reads an image file completely, as RGB. Raises if it is not an image."""
     with Image.open(path) as image:
         return image.convert("RGB")

@@ -1,4 +1,4 @@
-"""Images kept on the device: a batch is gathered and augmented there, without workers."""
+"""Resident images, which are kept on the device. Batches are gathered and augmented there, without workers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .context import LoadingContext
 from .images import Images, unreadable
 from .transforms import crop_and_flip
 
-RESIDENT_BYTES = 2 * 2**30  # more than this stays on the disk and goes through workers
+RESIDENT_BYTES = 2 * 2**30  # larger sources are loaded by workers instead
 LOADING_THREADS = 16
 REPORT_SECONDS = 0.2
 
 
 class ResidentImages:
-    """A source kept on the device as bytes [N, 3, H, W].
+    """The images of a source, kept on the device as bytes [N, 3, H, W].
 
     Args:
-        images: the source. Images of it that cannot be read are reported to the context's problems and left out.
-        context: how the images are read, and where they are kept.
+        images: the source. Images that cannot be read are added to the problems of the context and left out.
+        context: the transform of the images and their device.
     """
 
     def __init__(self, images: Images, context: LoadingContext) -> None:
@@ -53,14 +53,14 @@ class ResidentImages:
         if not len(kept):
             raise TrainingError("none of the images can be read")
         self.source = images
-        self.places = torch.as_tensor(kept).to(context.device)  # in the source
+        self.places = torch.as_tensor(kept).to(context.device)  # indices into the source
         self.pixels = (pixels[kept] if unusable else pixels).to(context.device)
         targets = context.task.collate_targets([images.target(int(i)) for i in kept])
         self.targets: Tensor = targets.to(context.device)
 
     @classmethod
     def of(cls, images: Images, context: LoadingContext) -> ResidentImages:
-        """Returns the source's copy on the device, made once: see `Images.resident`."""
+        """Returns the copy of the source on the device. It is created once, see `Images.resident`."""
         key = context.transform, context.task.name, str(context.device)
         if key not in images.resident:
             images.resident[key] = cls(images, context)
@@ -74,7 +74,7 @@ class ResidentImages:
 
 
 class ResidentTrainBatches(TrainBatches):
-    """Batches gathered and augmented on the device: a batch is the indices of its images."""
+    """Training batches gathered and augmented on the device. A batch is a tensor of image indices."""
 
     def __init__(self, images: ResidentImages, context: LoadingContext) -> None:
         super().__init__(len(images), context)
@@ -82,9 +82,9 @@ class ResidentTrainBatches(TrainBatches):
 
     @classmethod
     def of(cls, images: Images, context: LoadingContext) -> ResidentTrainBatches:
-        """Returns batches of a source, which is put on the device. The whole image is kept: training crops it."""
-        whole = dataclasses.replace(context, transform=dataclasses.replace(context.transform, crop_pct=1.0))
-        return cls(ResidentImages.of(images, whole), context)
+        """Copies a source to the device and returns its batches. Images are not center-cropped: training crops them."""
+        uncropped = dataclasses.replace(context, transform=dataclasses.replace(context.transform, crop_pct=1.0))
+        return cls(ResidentImages.of(images, uncropped), context)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
         order = epoch_order(len(self.images), self.recipe, epoch)[: self.steps * self.recipe.batch_size]

@@ -1,4 +1,4 @@
-"""Seeds derived from the run's seed, so that every draw depends on seed, epoch and step alone."""
+"""Seeds derived from the seed of a run, so that all random numbers depend only on seed, epoch and step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 
 
 def mixed_seed(purpose: str, *numbers: int) -> int:
-    """Returns one seed made of a purpose and several numbers; neighbouring numbers give unrelated seeds."""
+    """Derives a seed from a purpose and several numbers. Adjacent numbers give unrelated seeds."""
     sequence = np.random.SeedSequence([zlib.crc32(purpose.encode()), len(numbers), *numbers])
     return int(sequence.generate_state(1, np.uint64)[0]) % 2**63
 
 
 def seed_libraries(seed: int) -> None:
-    """Seeds the three libraries that networks and transforms draw from: random, NumPy and PyTorch."""
+    """Seeds the random number generators of Python, NumPy and PyTorch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -26,7 +26,7 @@ def seed_libraries(seed: int) -> None:
 
 @contextmanager
 def temporary_seed(seed: int) -> Iterator[None]:
-    """Seeds the three libraries inside the `with` block and restores their states afterwards."""
+    """Seeds the three generators inside the `with` block and restores their states afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     seed_libraries(seed)
     try:

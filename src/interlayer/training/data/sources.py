@@ -1,7 +1,7 @@
-"""Where images come from: embedded digits, CIFAR, folders, Hugging Face datasets, WebDataset shards, TFDS.
+"""Image sources: scikit-learn's digits, CIFAR, folders, Hugging Face datasets, WebDataset shards and TFDS.
 
-A source is either map-style (`Images`: any image by its index, with its label known beforehand) or a stream (`Stream`:
-shards read in order). `open_data` opens what a recipe names, in three splits: training, validation, test.
+A source is either map-style (`Images`: any image can be read by its index) or a stream (`Stream`: shards are read
+sequentially). `open_data` opens the training, validation and test split of the data that a recipe names.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Data:
     """The three splits of a dataset.
 
     Args:
-        train: the images that are trained on.
-        validation: held out to choose the epoch; None if the test images are evaluated after every epoch instead.
-        test: the images that are reported on.
+        train: the training images.
+        validation: held-out images that choose the best epoch; None if the test images are evaluated after every epoch.
+        test: the test images.
         classes: class names, by label.
-        problems: images that could not be used.
-        notes: what was decided about the splits, for the user.
+        problems: images that cannot be used.
+        notes: messages to the user about how the data was split.
     """
 
     train: Images | Stream
@@ -43,7 +43,7 @@ class Data:
 
 
 def open_data(recipe: Recipe) -> Data:
-    """Opens the data a recipe names, in its three splits."""
+    """Opens the three splits of the data that a recipe names."""
     problems = Problems(recipe.on_bad_image)
     name, data = recipe.data, None
     kind = name.split("/", 1)[0]
@@ -72,7 +72,7 @@ def open_data(recipe: Recipe) -> Data:
 
 
 def _check_labels(data: Data, recipe: Recipe) -> None:
-    """Reports images whose label is not a class index, and leaves them out."""
+    """Records and removes images whose label is not a class index."""
     count = recipe.num_classes or len(data.classes)
     if recipe.num_classes:
         data.classes = [*data.classes[:count], *(str(i) for i in range(len(data.classes), count))]
@@ -82,19 +82,13 @@ def _check_labels(data: Data, recipe: Recipe) -> None:
             continue
         outside = np.flatnonzero((images.labels < 0) | (images.labels >= count))
         if len(outside):
-            data.problems.add(
-                {
-                    images.name(
-                        int(i)
-                    ): f"its label {images.labels[i]} is outside 0 to {count - 1}, the {count} classes"
-                    for i in outside
-                }
-            )
+            reason = "its label {} is outside 0 to " + f"{count - 1}, the {count} classes"
+            data.problems.add({images.name(int(i)): reason.format(images.labels[i]) for i in outside})
             setattr(data, split, Subset(images, np.setdiff1d(np.arange(len(images)), outside)))
 
 
 def _hold_out(data: Data, recipe: Recipe) -> None:
-    """Holds validation images out of the training images, the same ones for every seed."""
+    """Holds validation images out of the training images. They are the same for every seed."""
     if not recipe.validation:
         return
     assert isinstance(data.train, Images)
@@ -112,7 +106,7 @@ def _hold_out(data: Data, recipe: Recipe) -> None:
 
 
 def _cut(total: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits the indices below `total` into all but `count`, and `count` of them, the same for every seed."""
+    """Splits ``range(total)`` at random into ``total - count`` and ``count`` indices, equally for every seed."""
     order = torch.randperm(total, generator=torch.Generator().manual_seed(0)).numpy()
     return np.sort(order[count:]), np.sort(order[:count])
 
@@ -128,7 +122,7 @@ def _digits(problems: Problems) -> Data:
 
 
 def _synthetic(recipe: Recipe, problems: Problems) -> Data:
-    """Returns noise of any size, to measure speed with."""
+    """Returns random images of any size, for benchmarks."""
     options = {"images": 2048, "test_images": 256, "classes": 1000, "size": recipe.image_size or 224}
     for key in recipe.data_options:
         if key not in options:

@@ -1,6 +1,6 @@
-"""Streams: shards read in order, through timm's readers, and their batches.
+"""Streams, which are shards that timm's readers read sequentially, and their batches.
 
-A resumed run starts its epoch again: a stream has no place to go back to.
+A resumed run restarts its epoch, because a stream cannot be entered at a given step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ PACKAGES = {"wds": "webdataset", "tfds": "tensorflow_datasets", "hfids": "datase
 
 
 class Stream:
-    """Shards read in order, through timm's readers: WebDataset, TFDS, streamed Hugging Face datasets.
+    """Shards that timm's readers read sequentially: WebDataset, TFDS and streamed Hugging Face datasets.
 
     Args:
         name: wds/..., tfds/... or hfids/...
         root: the folder of the shards.
-        split: the reader's split; for WebDataset also a shell-style list of shards with the number of images,
-            train-{0000..0007}.tar|8000.
+        split: name of the split. For WebDataset, it can also be a brace pattern of shards with the number of images,
+            such as train-{0000..0007}.tar|8000.
         training: whether shards and images are shuffled.
-        recipe: batch size, seed, number of classes, options of the reader.
+        recipe: batch size, seed, number of classes and options of the reader.
     """
 
     def __init__(self, name: str, root: str, split: str, *, training: bool, recipe: Recipe) -> None:
@@ -50,7 +50,7 @@ class Stream:
             self.reader = self._open(root, training, recipe)
         except Exception as error:
             raise TrainingError(f"{name}, split {split!r}, cannot be opened: {' '.join(str(error).split())}") from error
-        if not training:  # each rank reads all of it, and takes its slice of the batches
+        if not training:  # each rank reads the complete split and uses its slice of the batches
             for attribute, value in (("dist_rank", 0), ("dist_num_replicas", 1)):
                 if hasattr(self.reader, attribute):
                     setattr(self.reader, attribute, value)
@@ -75,35 +75,36 @@ class Stream:
         return int(self.reader.num_samples)
 
     def samples(self) -> Iterator[tuple[Any, Any] | Unusable]:
-        """Yields images and labels, and an `Unusable` for each image that the reader could not read."""
+        """Yields pairs of image and label, and an `Unusable` for each image that the reader could not read."""
         samples = iter(self.reader)
         failures: list[Unusable] = getattr(self.reader, "failures", [])
         number = 0
         while True:
             try:
                 sample = next(samples, None)
-            except Exception as error:  # the reader ends here
-                yield from _emptied(failures)
+            except Exception as error:  # the reader cannot continue after an error
+                yield from _drain(failures)
                 yield Unusable(self.image_name(number), unreadable(error))
                 return
-            yield from _emptied(failures)
+            yield from _drain(failures)
             if sample is None:
                 return
             yield sample
             number += 1
 
     def image_name(self, number: int) -> str:
-        """Returns a name for an image of a stream that has none."""
+        """Returns a name for an image of the stream, which has none of its own."""
         return f"image {number} of {self.name} {self.split}"
 
 
-def _emptied(failures: list[Unusable]) -> Iterator[Unusable]:
+def _drain(failures: list[Unusable]) -> Iterator[Unusable]:
+    """Removes all failures from the list and yields them."""
     while failures:
         yield failures.pop()
 
 
 class StreamedImages(IterableDataset):
-    """A stream's images, transformed; an image that cannot be used comes as an `Unusable`."""
+    """The transformed images of a stream. An image that cannot be used is replaced by an `Unusable`."""
 
     def __init__(self, stream: Stream, transform: Callable[[Any], Any]) -> None:
         self.stream, self.transform = stream, transform
@@ -126,7 +127,7 @@ class StreamedImages(IterableDataset):
 
 
 class StreamTrainBatches(TrainBatches):
-    """Batches of shards in timm's order."""
+    """Training batches of a stream, in the order of timm's reader."""
 
     exact_resume = False
 
@@ -154,7 +155,7 @@ class StreamTrainBatches(TrainBatches):
         for step in range(self.steps):
             try:
                 pixels, targets, _, unusable = next(batches)
-            except StopIteration:  # bad images made the stream shorter than announced: begin it again
+            except StopIteration:  # the stream is shorter than announced because of bad images: restart it
                 batches = iter(self.loader)
                 pixels, targets, _, unusable = next(batches, (None, None, None, []))
             self.problems.add_unusable(unusable)
@@ -170,7 +171,7 @@ class StreamTrainBatches(TrainBatches):
 
 
 class StreamEvalBatches(EvalBatches):
-    """Evaluation batches of a stream: every rank reads all of it and takes its slice, so that all take equal steps."""
+    """Evaluation batches of a stream. Every rank reads the complete stream and uses its slice of each batch."""
 
     def __init__(self, stream: Stream, batch_size: int, context: LoadingContext) -> None:
         self.count, self.device, self.problems = len(stream), context.device, context.problems

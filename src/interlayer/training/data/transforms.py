@@ -1,13 +1,13 @@
-"""Transforms of images, one by one and as whole batches.
+"""Transforms of single images and of batches.
 
-`ImageTransform` turns one PIL image into bytes of the network's input size, as timm does. `BatchTransform` does what is
-left with a whole batch on its device: normalization, random erasing, Mixup, CutMix; padding, cropping and flipping too,
-where images are resident.
+`ImageTransform` converts a PIL image to bytes of the network's input size, with timm's transforms. `BatchTransform` is
+applied to a complete batch on its device: normalization, random erasing, Mixup and CutMix. Resident images are also
+padded, cropped and flipped on the device (`crop_and_flip`).
 
-timm augments one PIL image at a time, and draws a batch's Mixup ratio on the host; here every draw is a tensor from the
-generator given, so that a batch costs a few kernels and a captured CUDA graph draws anew at each replay. Distributions
-are timm's: erasing's boxes are tried ten times (`timm.data.random_erasing`), CutMix corrects its ratio to the clipped
-box and the partner of image i is image B - 1 - i (`timm.data.mixup`).
+timm augments one PIL image at a time, and draws the Mixup ratio of a batch on the host. Here all random numbers are
+tensors drawn from the given generator, so that a batch takes a few kernels and a captured CUDA graph draws new numbers
+at each replay. The distributions are timm's: random erasing tries ten boxes (`timm.data.random_erasing`), CutMix
+corrects its ratio for the clipped box, and image i is mixed with image B - 1 - i (`timm.data.mixup`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ERASING_RATIO = 0.3  # the smallest aspect ratio; the largest is its inverse
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """How an image becomes the network's input.
+    """The transform of an image to the network's input.
 
     Args:
         size: height and width.
-        mean, std: of values from 0 to 1.
-        interpolation: how images are resized.
-        crop_pct: the fraction of the image that evaluation's central crop keeps.
+        mean, std: mean and standard deviation of pixel values from 0 to 1.
+        interpolation: interpolation mode of resizing.
+        crop_pct: the fraction of the image that the center crop of evaluation keeps.
     """
 
     size: int
@@ -52,7 +52,7 @@ class ImageTransform:
 
     @classmethod
     def of(cls, network: nn.Module, recipe: Recipe) -> ImageTransform:
-        """Returns what the network expects of images, where the recipe does not say otherwise."""
+        """Returns the transform of a recipe. Values that it does not give come from the network's configuration."""
         config = timm.data.resolve_model_data_config(network)
         return cls(
             recipe.image_size or config["input_size"][-1],
@@ -63,7 +63,7 @@ class ImageTransform:
         )
 
     def evaluation(self) -> Any:
-        """Returns a transform from a PIL image to bytes [3, size, size], as timm evaluates."""
+        """Returns timm's evaluation transform from a PIL image to bytes [3, size, size]."""
         return create_transform(
             (3, self.size, self.size),
             is_training=False,
@@ -73,11 +73,11 @@ class ImageTransform:
         )
 
     def training(self, recipe: Recipe) -> Any:
-        """Returns a transform from a PIL image to bytes [3, size, size], augmented by timm.
+        """Returns timm's training transform from a PIL image to bytes [3, size, size], with augmentation.
 
-        What is done with whole batches on the device is left to `BatchTransform`.
+        `BatchTransform` applies the rest on the device.
         """
-        cropped, coloured, as_bytes = transforms_imagenet_train(
+        crop, color, to_bytes = transforms_imagenet_train(
             self.size,
             scale=tuple(recipe.crop_scale),
             ratio=tuple(recipe.crop_ratio),
@@ -91,14 +91,14 @@ class ImageTransform:
         )
         if recipe.crop != "resized":
             resize = transforms.Resize(self.size, getattr(transforms.InterpolationMode, self.interpolation.upper()))
-            placed = [transforms.RandomCrop(self.size, padding=recipe.padding)] if recipe.crop == "padded" else []
-            flipped = transforms.RandomHorizontalFlip(recipe.flip)
-            cropped = transforms.Compose([resize, transforms.CenterCrop(self.size), *placed, flipped])
-        return transforms.Compose([cropped, coloured, as_bytes])
+            padded = [transforms.RandomCrop(self.size, padding=recipe.padding)] if recipe.crop == "padded" else []
+            flip = transforms.RandomHorizontalFlip(recipe.flip)
+            crop = transforms.Compose([resize, transforms.CenterCrop(self.size), *padded, flip])
+        return transforms.Compose([crop, color, to_bytes])
 
 
 def crop_and_flip(images: Tensor, padding: int, flip: float, generator: Generator) -> Tensor:
-    """Pads with zeros, crops back to the size at a random place, and mirrors with probability `flip`.
+    """Pads with zeros, crops to the original size at random offsets, and flips horizontally with probability `flip`.
 
     Args:
         images: [B, C, H, W].
@@ -124,7 +124,10 @@ def crop_and_flip(images: Tensor, padding: int, flip: float, generator: Generato
 def erase(images: Tensor, probability: float, mode: str, generator: Generator) -> Tensor:
     """Applies random erasing (Zhong et al., 2020) to normalized images.
 
-    A box of 2 to 33% of the area becomes noise (mode "pixel") or zero (mode "const").
+    A box of 2 to 33% of the area is replaced by noise (mode "pixel") or zeros (mode "const").
+
+    Args:
+        images: [B, C, H, W].
     """
     if not probability:
         return images
@@ -135,7 +138,7 @@ def erase(images: Tensor, probability: float, mode: str, generator: Generator) -
     ratio = torch.exp((2 * draws[1] - 1) * math.log(1 / ERASING_RATIO))
     tall, wide = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (tall < height) & (wide < width)
-    first = fits.int().argmax(dim=1, keepdim=True)  # the first try that fits
+    first = fits.int().argmax(dim=1, keepdim=True)  # the first box that fits
     tall, wide = tall.gather(1, first), wide.gather(1, first)
     top = (draws[2].gather(1, first) * (height - tall + 1)).floor()
     left = (draws[3].gather(1, first) * (width - wide + 1)).floor()
@@ -151,18 +154,18 @@ def erase(images: Tensor, probability: float, mode: str, generator: Generator) -
 
 
 def mix(images: Tensor, targets: Tensor, recipe: Recipe, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Applies Mixup (Zhang et al., 2017) or CutMix (Yun et al., 2019) to each image and its mirror in the batch.
+    """Applies Mixup (Zhang et al., 2017) or CutMix (Yun et al., 2019) to images i and B - 1 - i of the batch.
 
     Args:
         images: [B, C, H, W], normalized.
-        targets: [B, K], as the task's `mixable` returns them.
+        targets: [B, K], as returned by the task's `mixable`.
     """
     device = images.device
     draws = torch.rand(5, device=device, generator=generator)
     mixes = draws[0] < recipe.mix_probability
     cuts = draws[1] < (recipe.mix_switch if recipe.mixup and recipe.cutmix else float(recipe.cutmix > 0))
     partners, partner_targets = images.flip(0), targets.flip(0)
-    kept = torch.ones((), device=device)  # the weight of the image itself
+    kept = torch.ones((), device=device)  # the weight of the image, as opposed to its partner
     mixed = images
     if recipe.mixup:
         ratio = torch.where(mixes & ~cuts, _beta(recipe.mixup, device, generator), 1.0)
@@ -172,9 +175,9 @@ def mix(images: Tensor, targets: Tensor, recipe: Recipe, generator: Generator) -
         height, width = images.shape[-2:]
         side = (1 - _beta(recipe.cutmix, device, generator)).sqrt()
         ranges = []
-        for size, centre in ((height, draws[2]), (width, draws[3])):
+        for size, center in ((height, draws[2]), (width, draws[3])):
             half = (side * size).floor() // 2
-            middle = (centre * size).floor()
+            middle = (center * size).floor()
             ranges.append(((middle - half).clamp(0, size), (middle + half).clamp(0, size)))
         (top, bottom), (left, right) = ranges
         rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
@@ -186,19 +189,19 @@ def mix(images: Tensor, targets: Tensor, recipe: Recipe, generator: Generator) -
 
 
 def _beta(alpha: float, device: torch.device, generator: Generator) -> Tensor:
-    """Draws from Beta(alpha, alpha), by two draws from Gamma, as torch.distributions does."""
+    """Samples Beta(alpha, alpha) from two Gamma samples, as torch.distributions does."""
     gammas = torch._standard_gamma(torch.full((2,), alpha, device=device), generator=generator)
     return gammas[0] / gammas.sum().clamp_min(1e-30)
 
 
 @dataclass(frozen=True)
 class BatchTransform:
-    """The transform of a whole batch on its device: bytes to normalized floats, erasing, mixing, targets.
+    """The transform of a batch on its device: normalization, random erasing, and Mixup or CutMix.
 
     Args:
-        recipe: which augmentations, and how strong.
-        task: says what the average of two targets is.
-        mean, std: [1, C, 1, 1], of bytes.
+        recipe: the augmentations and their strengths.
+        task: converts targets to a form that can be averaged.
+        mean, std: mean and standard deviation of bytes, [1, C, 1, 1].
     """
 
     recipe: Recipe
@@ -210,16 +213,16 @@ class BatchTransform:
     def of(
         cls, recipe: Recipe, task: Task, mean: Sequence[float], std: Sequence[float], device: torch.device
     ) -> BatchTransform:
-        """Returns the transform for mean and std of values from 0 to 1."""
+        """Returns the transform, given the mean and std of values from 0 to 1."""
         as_bytes = (torch.tensor(values, device=device).view(1, -1, 1, 1) * 255 for values in (mean, std))
         return cls(recipe, task, *as_bytes)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Returns bytes [B, C, H, W] as floats of mean 0, in the memory format of the recipe."""
+        """Normalizes bytes [B, C, H, W] to floats, in the memory format of the recipe."""
         return self._in_format((images.float() - self.mean) / self.std)
 
     def __call__(self, images: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Returns training images and targets, which are those of the task's `mixable` where the recipe mixes."""
+        """Returns augmented images and their targets. Mixed targets have the form that the task's `mixable` returns."""
         recipe = self.recipe
         images = erase(self.normalize(images), recipe.erasing, recipe.erasing_mode, generator)
         if recipe.mixes:

@@ -1,7 +1,7 @@
-"""timm's reader of WebDataset shards, which also reports the samples it cannot decode.
+"""timm's reader of WebDataset shards, extended to report the samples that it cannot decode.
 
-timm's own reader logs such samples and goes on. This one builds the same pipeline, in the same order, with a decoding
-step and an error handler of its own.
+timm's reader logs such samples and continues. The subclass builds the same pipeline, in the same order, with its own
+decoding stage and error handler.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .images import Unusable, label_outside, unreadable
 
 
 class ReportingReader(ReaderWds):
-    """Reads WebDataset shards and collects what cannot be used.
+    """Reads WebDataset shards and collects the samples that cannot be used.
 
     Args:
-        stream_name: names the shards in `failures`.
-        classes: the number of classes; other labels are failures.
-        options: those of timm's `ReaderWds`.
+        stream_name: the name of the stream in `failures`.
+        classes: the number of classes. Samples with a label outside it are failures.
+        options: passed to timm's `ReaderWds`.
 
     Attributes:
-        failures: samples and shards that could not be read since this list was last emptied.
+        failures: samples and shards that could not be read since the list was last cleared.
     """
 
     def __init__(self, *, stream_name: str, classes: int, **options: Any) -> None:
@@ -38,25 +38,25 @@ class ReportingReader(ReaderWds):
         self.failures: list[Unusable] = []
 
     def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
-        self.ds = None  # built anew for each pass, so that its shuffle starts from the seed
+        self.ds = None  # rebuilt for each pass, so that shuffling starts from the seed
         self.failures.clear()
         return super().__iter__()
 
     def _lazy_init(self) -> None:
-        super()._lazy_init()  # finds out which worker this is
+        super()._lazy_init()  # determines the index of this worker
         shards = [os.path.join(self.root, name) for name in self.split_info.filenames]
         stages: list[Any] = [webdataset.SimpleShardList(shards)]
         if self.is_training:
             stages.append(detshuffle2(self.shard_shuffle_size, seed=self.common_seed, epoch=self.epoch_count))
         stages += [self._split_by_node_and_worker, webdataset.tarfile_to_samples(handler=self._note_shard)]
         if self.is_training:
-            draws = random.Random(self.worker_seed)
+            rng = random.Random(self.worker_seed)
             sizes = {"bufsize": self.sample_shuffle_size, "initial": self.sample_initial_size}
-            stages.append(webdataset.shuffle(**sizes, rng=draws))
+            stages.append(webdataset.shuffle(**sizes, rng=rng))
         self.ds = webdataset.DataPipeline(*stages, self._decode_samples)
 
     def _decode_samples(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The last stage of the pipeline: decodes samples, and passes over those that fail or have no label."""
+        """Decodes samples. Records those that fail and skips those without a label. This is the last pipeline stage."""
         for sample in samples:
             name = f"{sample.get('__url__', '')}:{sample.get('__key__', '')}"
             try:
@@ -73,7 +73,7 @@ class ReportingReader(ReaderWds):
             yield {"image": image, "target": label, "__key__": sample.get("__key__")}
 
     def _label(self, sample: dict[str, Any]) -> int | None:
-        """Returns the label; None where the shards' alternative labels leave the sample out."""
+        """Returns the label; None if the alternative labels of the shards exclude the sample."""
         if not self.split_info.alt_label:
             return int(sample[self.target_key])
         label = int(json.loads(sample["json"])[self.split_info.alt_label])
@@ -88,6 +88,6 @@ class ReportingReader(ReaderWds):
             return image.convert(self.input_img_mode) if self.input_img_mode else image.copy()
 
     def _note_shard(self, error: Exception) -> bool:
-        """Handles an error of a whole shard: records it and goes on with the next shard."""
+        """Records a shard that cannot be read. Returning True continues with the next shard."""
         self.failures.append(Unusable(f"a shard of {self.stream_name} ({error})", unreadable(error)))
         return True

@@ -1,4 +1,4 @@
-"""Images loaded and augmented by worker processes, one at a time; erasing and mixing follow on the device."""
+"""Batches that worker processes load and augment image by image. Erasing and mixing follow on the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Collated = tuple[Tensor | None, Tensor | None, Tensor | None, list[Unusable]]
 
 
 class LoadedImages(Dataset):
-    """Images by (seed of their draws, index). Index -1 is padding, which comes as None."""
+    """A dataset indexed by (seed of the augmentation, index of the image). Index -1 is padding and returns None."""
 
     def __init__(self, images: Images, transform: Callable[[Any], Any]) -> None:
         self.images, self.transform = images, transform
@@ -46,7 +46,7 @@ class LoadedImages(Dataset):
 
 
 class EpochSampler(Sampler):
-    """Batches of (seed of an image's draws, index) of one epoch. `epoch` and `start` are set before each pass."""
+    """Yields the keys of `LoadedImages` for one epoch, in batches. `epoch` and `start` are set before each pass."""
 
     def __init__(self, count: int, batches: TrainBatches) -> None:
         self.count, self.recipe, self.ranks = count, batches.recipe, batches.ranks
@@ -68,19 +68,19 @@ class EpochSampler(Sampler):
 
 @dataclass(frozen=True)
 class Collate:
-    """Collates samples (pixels, target, place) by the task, and sets aside the images that cannot be used.
+    """Collates samples (pixels, target, index) and separates the images that cannot be used.
 
     Args:
         task: collates pixels and targets.
-        padding: a sample that takes the place of each missing one: in evaluation, ranks must take equal steps. Missing
-            samples are left out where None.
+        padding: a sample that replaces each missing one, because all ranks must take the same number of evaluation
+            steps. If None, missing samples are left out.
     """
 
     task: Task
     padding: tuple[Tensor, Any, int] | None = None
 
     def __call__(self, samples: Sequence[Any]) -> Collated:
-        """Returns pixels, targets and places, which are None if no image can be used, and the unusable images."""
+        """Returns pixels, targets and indices, or None for each if no image can be used, and the unusable images."""
         unusable = [sample for sample in samples if isinstance(sample, Unusable)]
         filled = [self.padding if sample is None or isinstance(sample, Unusable) else sample for sample in samples]
         usable = [sample for sample in filled if sample is not None]
@@ -91,26 +91,26 @@ class Collate:
 
 
 def make_loader(dataset: Any, workers: int, device: torch.device, *, seed: int = 0, **options: Any) -> DataLoader:
-    """Returns a `DataLoader` that leaves the random numbers of the network alone."""
+    """Returns a `DataLoader` that does not draw from the global random number generator."""
     return DataLoader(
         dataset,
         num_workers=workers,
         pin_memory=device.type == "cuda",
         persistent_workers=False,
         worker_init_fn=_start_worker,
-        generator=torch.Generator().manual_seed(seed),  # or it would draw from the network's random numbers
+        generator=torch.Generator().manual_seed(seed),  # by default, it would draw from the global one
         **options,
     )
 
 
 def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)
-    close_locks()  # a worker outlives a killed run for seconds, and would hold its folder
+    close_locks()  # a worker survives a killed run for seconds and would keep its folder locked
     prepare_worker_signals()
 
 
 class LoadedTrainBatches(TrainBatches):
-    """Batches that worker processes load and augment."""
+    """Training batches that worker processes load and augment."""
 
     def __init__(self, images: Images, context: LoadingContext) -> None:
         super().__init__(len(images), context)
@@ -140,7 +140,7 @@ class LoadedEvalBatches(EvalBatches):
     """Evaluation batches that worker processes load.
 
     Args:
-        workers: the number of worker processes; the recipe's where None.
+        workers: the number of worker processes; the recipe's if None.
     """
 
     def __init__(self, images: Images, batch_size: int, context: LoadingContext, *, workers: int | None = None) -> None:
@@ -150,7 +150,7 @@ class LoadedEvalBatches(EvalBatches):
         dataset = LoadedImages(images, context.transform.evaluation())
         workers = context.recipe.workers if workers is None else workers
         size = context.transform.size
-        target = images.target(0) if self.count else None  # of the padding, which does not count
+        target = images.target(0) if self.count else None  # the target of padding, which is ignored
         padding = torch.zeros(3, size, size, dtype=torch.uint8), target, -1
         collate = Collate(context.task, padding)
         self.loader = make_loader(dataset, workers, self.device, batch_sampler=keys, collate_fn=collate)
