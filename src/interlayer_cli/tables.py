@@ -73,7 +73,7 @@ def _scaling() -> Table:
 
     table = Table(
         title="Table 1 for one image of 32 x 32 pixels, 64 channels, b = 8, h = 3, k = 7",
-        caption="stored: elements of a copy of the keys; peak: beside the inputs, float32; fused: on a GPU",
+        caption="stored: elements of a copy of the keys; peak: in addition to the inputs, float32; fused: on a GPU",
     )
     table.add_column("way")
     for column in ("stored, formula", "gathered", "FLOPs a pixel, formula", "counted", "peak, gathered", "peak, fused"):

@@ -20,8 +20,8 @@ def isolated(
 
     Args:
         stream: the CUDA stream of the run; None on a CPU.
-        separate_random_state: whether the random number generators continue from where the previous step left them,
-            whatever the caller drew in between.
+        separate_random_state: whether to save the random state after each step and restore it before the next, so that
+            random numbers drawn by the caller have no effect.
     """
     state = None
     while True:

@@ -41,7 +41,7 @@ class RunFolder:
     def _claim(self, recipe: Recipe, resume: bool) -> None:
         """Raises if the folder holds another run."""
         if (self.recipe_file.exists() or self.checkpoints.all()) and not resume:
-            raise TrainingError(f"{self.path} already holds a run: --resume to go on with it, or choose another folder")
+            raise TrainingError(f"{self.path} already holds a run: --resume to continue it, or choose another folder")
         if self.recipe_file.exists():
             check_same_recipe(self.path, recipe)
         for unfinished in self.path.glob(".*.safetensors.*"):  # left by a process that was killed while writing

@@ -36,7 +36,7 @@ def unreadable(error: Exception) -> str:
 
 
 def label_outside(label: int, classes: int) -> str:
-    """Returns why an image cannot be used whose label is not a class index."""
+    """Returns why an image with a label that is not a class index cannot be used."""
     return f"its label {label} is outside 0 to {classes - 1}"
 
 
