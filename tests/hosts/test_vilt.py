@@ -93,3 +93,24 @@ def test_what_it_does_not_take_is_refused():
         interlayer.attach(make_vilt(), "cb", where="middle")
     with pytest.raises(interlayer.AttachError, match="has image tokens alone"):
         interlayer.attach(timm.create_model("vit_tiny_patch16_224"), "cb", tokens="text")
+
+
+def test_hidden_states_of_a_tuple_are_plain_too():
+    model = interlayer.attach(make_vilt(), "cb")
+    states = model(**inputs(), output_hidden_states=True, return_dict=False)[2]
+    assert len(states) == 5
+    assert all(type(state) is torch.Tensor for state in states)
+
+
+def test_a_layer_without_the_chosen_tokens_says_so():
+    model = interlayer.attach(make_vilt(), "cb")
+    with pytest.raises(RuntimeError, match="run the model from its embeddings"):
+        model.encoder.layer[3](torch.randn(1, 9, 16))
+
+
+def test_reentrant_checkpoints_are_refused():
+    """They would drop the gradients of every layer but the last in silence."""
+    model = interlayer.attach(make_vilt(), "cb").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    with pytest.raises(RuntimeError, match="reentrant checkpoints do not carry the chosen tokens"):
+        model(**inputs())

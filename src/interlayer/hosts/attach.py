@@ -18,7 +18,7 @@ from .extending import restore
 from .finding.probe import AttachError, checked_size, reason, run_once
 from .placing import layer_attention as layers
 from .placing import recurrent_state as recurrence
-from .placing.blocks import stop_grid
+from .placing.blocks import carry_grid, grid_carriers, let_grid_travel, map_readers, stop_grid
 from .placing.context_broadcast import (
     ContextBroadcastOptions,
     broadcasts,
@@ -65,9 +65,13 @@ def kind_in_blocks(name: str, *keys: str, undo: Callable[[nn.Module], None] | No
     def take_out(model: nn.Module) -> None:
         if undo is not None:
             undo(model)
+        entries = [entry for _, block in attached_blocks(model) for entry in block.interlayer_entries]
+        shared = [entry.shared for entry in entries if entry.key in keys and entry.shared is not None]
         remove_entries(model, keys)
-        for key in keys:
-            model._modules.pop(key, None)
+        for owner in list(model.modules()):
+            for key in keys:
+                if any(owner._modules.get(key) is mechanism for mechanism in shared):
+                    del owner._modules[key]
 
     return Kind(name, present, take_out)
 
@@ -90,7 +94,7 @@ class Mechanism:
     about: str = ""
 
 
-LAYER_ATTENTION = kind_in_blocks("layer attention", layers.KEY, undo=stop_grid)
+LAYER_ATTENTION = kind_in_blocks("layer attention", layers.KEY)
 RECURRENT_STATE = kind_in_blocks("recurrent layer aggregation", recurrence.KEY, undo=recurrence.detach_head)
 BRANCH_ATTENTION = kind_in_blocks("attention on the branch", *map(gate_key, GATES))
 LOCAL_ATTENTION = Kind("local attention", local_attentions, take_out_local_attention)
@@ -190,14 +194,20 @@ def attach(model: nn.Module, mechanism: str, *, image_size: int | Grid | None = 
     present = _kinds(model)
     if row.kind in present:
         raise AttachError(f"{type(model).__name__} already has {row.kind.name}: detach it first")
+    carriers, readers = grid_carriers(model), map_readers(model)
     try:
         finish = row.place(model, record, image_size=image_size)
+        carry_grid(carriers)  # blocks that were given their first mechanism do so in another way now
+        if map_readers(model) != readers:
+            let_grid_travel(model, image_size)
         run_once(model, image_size)
         if finish is not None:
             finish()
     except Exception as error:
         placed = [kind for kind in _kinds(model) if kind not in present]
         _take_out(model, placed)
+        stop_grid(model)
+        carry_grid(carriers)
         if not placed:
             raise  # nothing was placed: the error says why
         raise AttachError(
@@ -216,7 +226,7 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def _row(mechanism: str) -> Mechanism:
-    if mechanism not in MECHANISMS:
+    if mechanism not in list(MECHANISMS):
         raise ValueError(f"unknown mechanism {mechanism!r}, expected one of {', '.join(MECHANISMS)}")
     return MECHANISMS[mechanism]
 
@@ -237,6 +247,7 @@ def _take_out(model: nn.Module, kinds: Sequence[Kind]) -> None:
     for kind in kinds:
         kind.take_out(model)
     if not _kinds(model):
+        stop_grid(model)
         for module in list(model.modules()):
             if isinstance(module, AttachedModel):
                 restore(module, AttachedModel)  # type: ignore[arg-type]
@@ -249,11 +260,9 @@ def attached_blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def attached_mechanisms(model: nn.Module) -> dict[str, Any]:
     """Every attached mechanism by its name in the model."""
-    found: dict[str, Any] = {}
-    for name, block in attached_blocks(model):
-        for entry in block.interlayer_entries:
-            path = f"{name}.{entry.key}".removeprefix(".") if entry.shared is None else entry.key
-            found[path] = entry.shared or getattr(block, entry.key)
+    names = {module: name for name, module in model.named_modules()}
+    modules = [entry.mechanism_in(block) for _, block in attached_blocks(model) for entry in block.interlayer_entries]
+    found: dict[str, Any] = {names[module]: module for module in modules if module in names}
     return found | dict(replaced_layers(model)) | dict(broadcasts(model))
 
 

@@ -16,6 +16,7 @@ from .carried import Carried
 from .extending import Extended, extend, restore
 from .finding import residual
 from .finding.layout import Layout
+from .finding.probe import AttachError
 
 Held = tuple["Entry", BlockMechanism]
 
@@ -39,6 +40,10 @@ class Entry:
     inside: bool
     gates: bool
     shared: BlockMechanism | None = None
+
+    def mechanism_in(self, block: Any) -> BlockMechanism:
+        """Returns the module, given the block that holds it or refers to it."""
+        return getattr(block, self.key) if self.shared is None else self.shared
 
     def memory_from(self, memories: dict[str, Any]) -> Any:
         """This mechanism's memory among those that arrived; None where it begins here."""
@@ -73,7 +78,7 @@ class AttachedBlock(Extended):
         memories, grid = {}, None
         if isinstance(x, Carried):
             x, memories, grid = x.x, dict(x.memories), x.grid
-        held = [(entry, entry.shared or getattr(self, entry.key)) for entry in self.interlayer_entries]
+        held = [(entry, entry.mechanism_in(self)) for entry in self.interlayer_entries]
         current = {entry.key: entry.memory_from(memories) for entry, _ in held}
         for entry, mechanism in held:
             x, current[entry.key] = mechanism.enter(x, current[entry.key], entry.place)
@@ -87,8 +92,7 @@ class AttachedBlock(Extended):
         output = values.output
         for entry, mechanism in held:
             output, memory = mechanism.leave(output, values, current[entry.key], entry.place)
-            ends = entry.scope == "none" or (entry.scope == "stage" and entry.place.last) or memory is None
-            if ends:
+            if entry.scope == "none" or (entry.scope == "stage" and entry.place.last):
                 memories.pop(entry.key, None)
             else:
                 memories[entry.key] = memory
@@ -135,6 +139,16 @@ class AttachedBlock(Extended):
         return x
 
 
+def hold(owner: nn.Module, key: str, mechanism: nn.Module) -> None:
+    """Register a mechanism as a submodule, unless the owner uses that name for something else."""
+    if hasattr(owner, key):
+        raise AttachError(
+            f"{type(owner).__name__} has an attribute {key!r} already, the name under which the mechanism would be "
+            f"registered: rename it first"
+        )
+    owner.add_module(key, mechanism)
+
+
 def add_entry(
     block: nn.Module, key: str, mechanism: BlockMechanism, place: Place, *, shared: bool = False, layout: Any = None
 ) -> None:
@@ -148,10 +162,10 @@ def add_entry(
         shared: whether the module belongs to the network, so that the block only refers to it.
         layout: how the block's output becomes a feature map.
     """
+    if not shared:
+        hold(block, key, mechanism)
     extend(block, AttachedBlock)
     attached: Any = block
-    if not shared:
-        attached.add_module(key, mechanism)
     gates = type(mechanism).gate is not BlockMechanism.gate
     entry = Entry(key, place, mechanism.memory_scope, mechanism.works_inside(), gates, mechanism if shared else None)
     attached.interlayer_entries = (*attached.interlayer_entries, entry)
@@ -169,8 +183,10 @@ def remove_entries(model: nn.Module, keys: tuple[str, ...]) -> None:
             if entry.key in keys and entry.shared is None:
                 delattr(module, entry.key)
         module.interlayer_entries = kept
+        if not any(entry.mechanism_in(module).reads_map for entry in kept):
+            module.__dict__.pop("interlayer_layout", None)
         if not kept:
-            for name in ("interlayer_entries", "interlayer_layout", "interlayer_hands_on_grid"):
+            for name in ("interlayer_entries", "interlayer_hands_on_grid"):
                 module.__dict__.pop(name, None)
             restore(module, AttachedBlock)  # type: ignore[arg-type]
 

@@ -136,6 +136,8 @@ class RLA(BlockMechanism):
             raise ValueError(f"state_channels must be a whole number of at least 1, got {state_channels}")
         if joins == "after" and cell != "preact":
             raise ValueError(f"joins='after' is defined for cell='preact' alone, got cell={cell!r}")
+        if not cell_norm and cell == "preact":
+            raise ValueError("cell_norm=False is defined for cell='convlstm' and 'convgru', got cell='preact'")
         if depthwise and cell not in ("preact", "postact"):
             raise ValueError(f"depthwise=True is defined for cell='preact' and 'postact', got cell={cell!r}")
         if one_recurrence and not shared:
@@ -163,6 +165,7 @@ class RLA(BlockMechanism):
             for plan, count in zip(stages, updating, strict=True)
         )
         self.blocks = [len(plan.widths) for plan in stages]
+        self.widens_classifier = False  # a host sets it where it has given the classifier k more inputs
         self.joins_features = False  # a host sets it where the network itself puts the last state behind its last map
         self.join = join
         self.norm = nn.BatchNorm2d(state_channels) if head_channels is not None and head_norm else None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...mechanisms.protocol import BlockMechanism
 from ..carried import release
 from .probe import AttachError, evaluating, reason
 
@@ -37,7 +38,7 @@ def record_calls(model: nn.Module, image: Tensor) -> list[Call]:
     calls: list[Call] = []
     handles = []
     for name, module in model.named_modules():
-        if not name:
+        if not name or isinstance(module, BlockMechanism):  # a container of stages may run a shared one
             continue
 
         def record(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:

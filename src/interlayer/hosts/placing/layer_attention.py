@@ -26,7 +26,7 @@ from ..carried import Grid
 from ..finding.calls import Call
 from ..finding.probe import AttachError
 from ..finding.stages import Stage, Stages, find_stages
-from .blocks import let_grid_travel, place_in_stage
+from .blocks import place_in_stage
 
 KEY = "mrla"  # the name under which a block holds its layer attention, and so the prefix of its parameters
 CHANNELS_PER_HEAD = {"cnn": 32, "mbconv": 8, "transformer": 16}  # section 5.1
@@ -34,7 +34,8 @@ PLACING = ("channels_per_head", "drop_path", "stages", "blocks")  # options that
 
 
 def _expect_drop_path(name: str, value: Any) -> None:
-    if value != "backbone" and not (isinstance(value, int | float) and 0 <= value < 1):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "backbone" and not (number and 0 <= value < 1):
         raise OptionError(f"drop_path must be a probability below 1 or 'backbone', got {value!r}")
 
 
@@ -150,9 +151,19 @@ def place_layer_attention(
             placed.append((stage, chosen, made))
     if not placed:
         raise AttachError(f"{type(model).__name__} has no block with an identity skip; blocks='all' takes every block")
+    _refuse_meaningless(options, {attention.style for _, _, made in placed for attention in made}, type(model).__name__)
     for number, (stage, chosen, made) in enumerate(placed):
         place_in_stage(model, KEY, number, stage, made, chosen)
-    let_grid_travel(model, [stage.layout for stage, _, _ in placed], image_size)
+
+
+def _refuse_meaningless(options: LayerAttentionOptions, styles: set[str], name: str) -> None:
+    """Refuse options that were given and would change nothing in this network."""
+    if options.add_prefix and "transformer" not in styles:
+        raise OptionError(f"add_prefix=True adds prefix tokens, which {name} does not have: leave it out")
+    if getattr(options, "relu", None) and "cnn" not in styles:
+        raise OptionError(f"relu=True follows the norm of a CNN, which {name} is not: leave it out")
+    if getattr(options, "previous", None) and not (options.memory and options.attention):  # type: ignore[attr-defined]
+        raise OptionError("previous= names the output that memory=False or attention=False leaves out: leave it out")
 
 
 def _default_channels_per_head(stage: Stage, style: str) -> int:

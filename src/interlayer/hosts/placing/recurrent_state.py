@@ -26,7 +26,7 @@ KEY = "rla"  # the name of the state among what is carried, and of its module in
 
 
 def _expect_variant(name: str, value: Any) -> None:
-    if value not in VARIANTS:
+    if value not in list(VARIANTS):
         raise OptionError(f"unknown variant {value!r} of rla, expected one of {', '.join(VARIANTS)}")
 
 
@@ -144,10 +144,15 @@ def detach_head(model: Any) -> None:
         if isinstance(module, JoiningHead):
             del module.interlayer_state
             restore(module, JoiningHead)  # type: ignore[arg-type]
-    model.__dict__.pop("interlayer_joining", None)
-    rla = getattr(model, KEY)
-    if rla.head_channels is not None and rla.join is None:
-        _set_width(model, -rla.state_channels, "paper")
+    for owner in list(model.modules()):
+        rla: Any = owner._modules.get(KEY)
+        if not isinstance(rla, RLA):
+            continue
+        joining = tuple(name for name in owner.__dict__.pop("interlayer_joining", ()) if name != KEY)
+        if joining:
+            owner.interlayer_joining = joining  # type: ignore[assignment]
+        if rla.widens_classifier:
+            _set_width(owner, -rla.state_channels, "paper")
 
 
 class JoiningHead(Extended):
@@ -197,12 +202,13 @@ class _Head:
     def join(self, model: Any, rla: RLA, init: Init) -> None:
         rla.joins_features = self.at is None
         if self.at is None:
-            model.interlayer_joining = (KEY,)
+            model.interlayer_joining = (*model.interlayer_joining, KEY)
         else:
             self.at.interlayer_state = (rla,)  # type: ignore[assignment]
             extend(self.at, JoiningHead)
         if self.convolution is None:
             _set_width(model, rla.state_channels, init)
+            rla.widens_classifier = True
 
 
 def _find_head(model: Any, preactivated: bool) -> _Head | None:
@@ -247,7 +253,7 @@ def _set_width(model: Any, change: int, init: Init) -> None:
 def own_inputs(model: Any) -> tuple[nn.Linear, int] | None:
     """The classifier that also reads a state, and how many of its inputs are the backbone's."""
     rla = getattr(model, KEY, None)
-    if rla is None or rla.head_channels is None or rla.join is not None:
+    if not isinstance(rla, RLA) or rla.head_channels is None or rla.join is not None:
         return None
     classifier = model.get_classifier()
     return (classifier, rla.head_channels) if isinstance(classifier, nn.Linear) else None

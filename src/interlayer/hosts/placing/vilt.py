@@ -9,13 +9,15 @@ next, so that two batches can be in flight at the same time.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ...mechanisms.broadcast import ContextBroadcast
-from ..carried import Carried
+from ..block import hold
+from ..carried import Carried, release
 from ..extending import Extended, extend, restore
 from ..finding.probe import match
 
@@ -50,6 +52,7 @@ class CarryingLayer(Extended):
         if not isinstance(hidden_states, Carried):
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         layer: Any = self
+        _refuse_reentrant(layer)
         memories = hidden_states.memories
         attended = layer.attention(layer.layernorm_before(hidden_states.x), *args, **kwargs)
         joined = attended[0] + hidden_states.x
@@ -64,6 +67,11 @@ class BroadcastingOutput(Extended):
 
     def forward(self, hidden_states: Tensor, input_tensor: Any) -> Tensor:
         block: Any = self
+        if not isinstance(input_tensor, Carried):
+            raise RuntimeError(
+                "the layer got tokens without the choice of those that are broadcast to: run the model from its "
+                "embeddings"
+            )
         chosen = input_tensor.memories[KEY]
         output = block.dropout(block.dense(hidden_states))
         return getattr(block, KEY)(output, chosen) + input_tensor.x
@@ -74,10 +82,22 @@ class PlainOutputs(Extended):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(result, tuple):
+            return release(result)
         states = getattr(result, "hidden_states", None)
         if states is not None:
-            result.hidden_states = tuple(state.x if isinstance(state, Carried) else state for state in states)
+            result.hidden_states = release(states)
         return result
+
+
+def _refuse_reentrant(layer: Any) -> None:
+    checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
+    in_use = layer.training and getattr(layer, "gradient_checkpointing", False)
+    if in_use and isinstance(checkpoint, partial) and checkpoint.keywords.get("use_reentrant", True):
+        raise RuntimeError(
+            "reentrant checkpoints do not carry the chosen tokens and would lose gradients: call "
+            "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
+        )
 
 
 def place_in_vilt(vilt: Any, *, upper: bool, scaled: bool, tokens: Tokens) -> None:
@@ -86,7 +106,7 @@ def place_in_vilt(vilt: Any, *, upper: bool, scaled: bool, tokens: Tokens) -> No
     for layer in layers[len(layers) // 2 if upper else 0 :]:
         broadcast = ContextBroadcast(vilt.config.hidden_size, scaled=scaled)
         match(broadcast, layer)
-        layer.output.add_module(KEY, broadcast)
+        hold(layer.output, KEY, broadcast)
         extend(layer.output, BroadcastingOutput)
     for layer in layers:
         layer.interlayer_last = layer is layers[-1]
