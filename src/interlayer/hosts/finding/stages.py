@@ -151,7 +151,7 @@ def _chains(blocks: list[Call]) -> list[list[Call]]:
 def _are_names(stages: Any) -> bool:
     """Whether `stages` are lists of names rather than lengths; anything else is refused."""
     if isinstance(stages, Sequence) and not isinstance(stages, str) and len(stages):
-        if all(isinstance(stage, int) for stage in stages):
+        if all(isinstance(stage, int) and not isinstance(stage, bool) for stage in stages):
             return False
         lists = [stage for stage in stages if isinstance(stage, Sequence) and not isinstance(stage, str) and len(stage)]
         names = [name for stage in lists for name in stage]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,8 @@ def place_local_attention(
     """Put local attention in the place of 3x3 convolutions of a network of residual stages."""
     name = type(model).__name__
     stages, last, channels_per_head = options.stages, options.last, options.channels_per_head
-    if isinstance(stages, int) or not (last is None or isinstance(last, int)) or channels_per_head < 2:
+    numbered = stages is None or (isinstance(stages, Sequence | Set) and all(map(_is_whole, stages)))
+    if not numbered or not (last is None or _is_whole(last)) or channels_per_head < 2:
         raise AttachError(
             f"expected stages such as (3, 4), a whole number for last and channels_per_head of at least 2, got "
             f"{stages=}, {last=}, {channels_per_head=}"
@@ -66,6 +67,10 @@ def place_local_attention(
     for (_, path, conv, _), layer in zip(found, made, strict=True):
         match(layer, conv)
         replace(model, path, layer)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _attention(path: str, conv: nn.Conv2d, size: tuple[int, int], options: LocalAttentionOptions) -> HaloAttention2d:
