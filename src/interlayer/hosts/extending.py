@@ -1,7 +1,7 @@
-"""Giving a module further methods without changing its parameters' names.
+"""Adds methods to a module without changing the names of its parameters.
 
-The class of a module is replaced by a subclass of it made here, so `isinstance` still holds. Such classes are made once
-for each class they extend, and pickle by naming the original class and what was added to it.
+`extend` replaces the class of a module by a subclass that it creates, so `isinstance` still holds. Each such class is
+created once per extended class, and is pickled as the original class and the mixins that were added to it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 
 
 class Extended:
-    """Base class of everything `extend` adds to a class."""
+    """Base class of the mixins that `extend` adds to a class."""
 
     _mixin: type
     _extended: type
 
     @staticmethod
     def methods(base: Any) -> dict[str, Any]:
-        """Methods that are made for the class that is extended."""
+        """Returns the methods that depend on the class that is extended."""
         return {}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -56,20 +56,20 @@ def _class_with(mixins: Sequence[type], base: type) -> Any:
 
 
 def extend(module: nn.Module, mixin: type) -> None:
-    """Give `module` the methods of `mixin` on top of its own; once is enough."""
+    """Add the methods of `mixin` to `module`, unless it has them already."""
     if not isinstance(module, mixin):
         base: Any = type(module)
         module.__class__ = _extended_class(mixin, base)
 
 
 def restore(module: nn.Module, mixin: type) -> None:
-    """Undo `extend` with this mixin; others that were added to the module stay."""
+    """Undo `extend` with this mixin. Other mixins of the module are kept."""
     kept = [each for each in _mixins(type(module)) if each is not mixin]
     module.__class__ = _class_with(kept, original_class(module))
 
 
 def original_class(module: object) -> type:
-    """The class that a module had before anything was added to it."""
+    """Returns the class that a module had before any mixin was added."""
     cls: Any = type(module)
     while issubclass(cls, Extended):
         cls = cls._extended

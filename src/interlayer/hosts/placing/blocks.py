@@ -1,4 +1,4 @@
-"""Putting a mechanism into every block of a stage: what all kinds that follow `BlockMechanism` share."""
+"""Adds mechanisms to the blocks of a network, for all kinds that implement `BlockMechanism`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..finding.stages import Stage, find_chains
 def place_in_stage(
     model: nn.Module, key: str, number: int, stage: Stage, mechanisms: Sequence[BlockMechanism], blocks: Any = None
 ) -> None:
-    """Give each block of a stage one mechanism, in the block's device, dtype and mode.
+    """Add one mechanism to each block of a stage, with the device, dtype and mode of the block.
 
     Args:
         model: the network.
         key: the name of the mechanisms' memory, and of their submodules in the blocks.
-        number: of the stage.
-        stage: as `find_stages` found it.
-        mechanisms: one for each block.
-        blocks: the stage's blocks that are given one, where not all are.
+        number: the index of the stage.
+        stage: a stage that `find_stages` returned.
+        mechanisms: one mechanism for each block.
+        blocks: the blocks that are given a mechanism. Default: all blocks of the stage.
     """
     blocks = stage.blocks if blocks is None else blocks
     for index, (block, mechanism) in enumerate(zip(blocks, mechanisms, strict=True)):
@@ -37,7 +37,7 @@ def place_in_stage(
 
 
 def place_shared(model: nn.Module, key: str, mechanism: BlockMechanism, stages: Sequence[Sequence[Call]]) -> None:
-    """Give all blocks of a network one mechanism together, which the network holds under its key."""
+    """Add one mechanism to all blocks of a network, which holds it as the submodule `key`."""
     match(mechanism, model)
     hold(model, key, mechanism)
     for number, stage in enumerate(stages):
@@ -47,10 +47,10 @@ def place_shared(model: nn.Module, key: str, mechanism: BlockMechanism, stages: 
 
 
 def let_grid_travel(model: nn.Module, image_size: Any) -> None:
-    """Send the grid of the tokens along with them, in a vision transformer for images of any size.
+    """Pass the grid of the tokens from block to block, in a vision transformer for images of any size.
 
-    The grid then reaches a block as part of its input. Two images with the same number of patches but different grids
-    can be in flight at the same time, and a block that is recomputed reads the grid of its own input.
+    The grid is part of the input of a block. Two images with the same number of patches but different grids can be in
+    flight at the same time, and a block that is recomputed reads the grid of its own input.
     """
     readers = map_readers(model)
     layouts = [block.interlayer_layout for block in readers.values()]
@@ -87,25 +87,25 @@ def grid_carriers(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if isinstance(module, GridPassing | Passing) or getattr(module, "interlayer_hands_on_grid", False)
+        if isinstance(module, GridPassing | Passing) or getattr(module, "interlayer_passes_grid", False)
     ]
 
 
 def carry_grid(modules: Sequence[nn.Module]) -> None:
-    """Make these modules pass the grid of the tokens on, each in its own way."""
+    """Make these modules pass the grid of the tokens on."""
     for module in modules:
         if hasattr(module, "_pos_embed"):
             extend(module, GridPassing)
         elif isinstance(module, AttachedBlock):
             restore(module, Passing)  # type: ignore[arg-type]
-            module.interlayer_hands_on_grid = True
+            module.interlayer_passes_grid = True
         else:
             extend(module, Passing)
 
 
 def stop_grid(model: nn.Module) -> None:
-    """Make all modules keep the grid to themselves again."""
+    """Undo `carry_grid` for all modules of a network."""
     for module in grid_carriers(model):
-        module.__dict__.pop("interlayer_hands_on_grid", None)
+        module.__dict__.pop("interlayer_passes_grid", None)
         for mixin in (GridPassing, Passing):
             restore(module, mixin)

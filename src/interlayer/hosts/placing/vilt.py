@@ -1,10 +1,10 @@
 """Context broadcasting in Hugging Face's ViLT, a transformer over text and image tokens in one sequence.
 
 Paper: Scratching Visual Transformer's Back with Uniform Attention, ICCV 2023, section 4.7: on image tokens, text tokens
-or both. Padding takes no part in the mean and is left as it is.
+or both. Padding is excluded from the mean and is not changed.
 
-ViLT's embedding knows which tokens are which. It sends that along with the tokens, and every layer hands it on to the
-next, so that two batches can be in flight at the same time.
+The embedding of ViLT determines which tokens are chosen. It returns the mask with the tokens, and every layer passes it
+on to the next, so that two batches can be in flight at the same time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..extending import Extended, extend, restore
 from ..finding.probe import match
 
 Tokens = Literal["image", "text", "both"]
-KEY = "cb"  # the name under which a component of a block holds its broadcast, and of the chosen tokens on their way
+KEY = "cb"  # name of the submodule of a component, and of the mask of chosen tokens in `Carried`
 
 
 class ChoosingEmbeddings(Extended):
-    """ViltEmbeddings that send along which tokens of the sequence are broadcast to, [B, N]."""
+    """ViltEmbeddings that also return the mask [B, N] of the tokens that are broadcast to."""
 
     interlayer_tokens: Tokens
 
@@ -40,7 +40,7 @@ class ChoosingEmbeddings(Extended):
 
 
 class CarryingLayer(Extended):
-    """ViltLayer that hands on the chosen tokens, and shows them to the end of its MLP.
+    """ViltLayer that passes the mask of chosen tokens on, and to the end of its MLP.
 
     Attributes:
         interlayer_last: whether it is the last layer, which returns plain tensors.
@@ -63,22 +63,19 @@ class CarryingLayer(Extended):
 
 
 class BroadcastingOutput(Extended):
-    """ViltOutput, the end of a block's MLP and its shortcut, with broadcasting before the shortcut is added."""
+    """ViltOutput, the end of the MLP, with broadcasting before the shortcut is added."""
 
     def forward(self, hidden_states: Tensor, input_tensor: Any) -> Tensor:
         block: Any = self
         if not isinstance(input_tensor, Carried):
-            raise RuntimeError(
-                "the layer got tokens without the choice of those that are broadcast to: run the model from its "
-                "embeddings"
-            )
+            raise RuntimeError("the input of the layer has no mask of chosen tokens: run the model from its embeddings")
         chosen = input_tensor.memories[KEY]
         output = block.dropout(block.dense(hidden_states))
         return getattr(block, KEY)(output, chosen) + input_tensor.x
 
 
 class PlainOutputs(Extended):
-    """ViltEncoder whose hidden states are plain tensors."""
+    """ViltEncoder that returns plain tensors as hidden states."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = super().forward(*args, **kwargs)  # type: ignore[misc]
@@ -101,7 +98,7 @@ def _refuse_reentrant(layer: Any) -> None:
 
 
 def place_in_vilt(vilt: Any, *, upper: bool, scaled: bool, tokens: Tokens) -> None:
-    """Broadcast the context in the layers of a ViltModel."""
+    """Add context broadcasting to the layers of a ViltModel."""
     layers = list(vilt.encoder.layer)
     for layer in layers[len(layers) // 2 if upper else 0 :]:
         broadcast = ContextBroadcast(vilt.config.hidden_size, scaled=scaled)
