@@ -87,7 +87,7 @@ def place_recurrent_state(
     preactivated = isinstance(blocks[0], ComponentBlock)
     inverted = not preactivated and not isinstance(blocks[0], (BasicBlock, Bottleneck))
     if options.reading == "published" and preactivated:
-        raise AttachError(f"the authors of the paper did not publish a program for {name}: use reading='paper'")
+        raise AttachError(f"the authors published no program for {name}: rla has reading='paper' here")
     if preactivated and options.head_activation == "none":
         raise OptionError(f"head_activation='none' has no effect in {name}, which applies its own ReLU")
     chosen = _resolved(options, inverted, preactivated)
