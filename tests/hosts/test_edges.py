@@ -1,4 +1,4 @@
-"""What stands around an attached network. Were it wrong, a wrapped, copied or half-attached one would be damaged."""
+"""Tests of wrapped, copied and pickled networks, of name conflicts, and of attachments that fail."""
 
 import copy
 import pickle
@@ -35,7 +35,7 @@ def flexible(**options):
 
 
 def traces(model):
-    """Whatever attaching may have left behind."""
+    """Returns the extended modules and the attributes that attaching has added."""
     classes = [name for name, module in model.named_modules() if isinstance(module, Extended)]
     return classes + [key for module in model.modules() for key in module.__dict__ if key.startswith("interlayer_")]
 
@@ -58,7 +58,7 @@ def test_an_attached_network_inside_another_module(mechanism):
 
 
 def test_a_shared_mechanism_is_not_taken_for_a_block():
-    """A network of features runs all its children, a state and an LSTM of the network's own among them."""
+    """A feature network of timm runs all its children, which include the shared mechanisms."""
     model = timm.create_model("resnet18", features_only=True)
     for mechanism in ("rla", "dia", "mrla_base"):
         interlayer.attach(model, mechanism, image_size=64)
@@ -67,7 +67,7 @@ def test_a_shared_mechanism_is_not_taken_for_a_block():
 
 
 class FixedWidth(timm.models.ResNet):
-    """Its number of features cannot be changed."""
+    """A ResNet with a fixed number of features."""
 
     def __setattr__(self, name, value):
         if name == "num_features" and hasattr(self, "num_features"):
@@ -113,7 +113,7 @@ def test_the_name_of_a_broadcast_may_be_taken_too():
 @pytest.mark.parametrize("options", [{}, {"num_classes": 0}, {"pre_norm": True}])
 @pytest.mark.parametrize("mechanism", ["mrla_light", "mrla_base"])
 def test_a_network_for_any_image_size_is_copied_and_pickled(mechanism, options):
-    """Such a network, and its blocks, are extended more than once."""
+    """The classes of such a network and of its blocks are extended more than once."""
     model = interlayer.attach(flexible(**options), mechanism, stages=[["blocks.1", "blocks.2"]]).eval()
     image = torch.randn(1, 3, 96, 32)
     expected = model(image)

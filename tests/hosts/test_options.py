@@ -1,4 +1,4 @@
-"""Options are data. Were they not, a misspelt or meaningless option would train another network in silence."""
+"""Tests that options are listed and checked: misspelled and meaningless options are errors."""
 
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def test_an_option_that_would_change_nothing_is_refused(make, mechanism, options
 
 
 def test_a_reading_is_a_row_of_options():
-    """The published reading, and the same options given one by one, compute the same function."""
+    """The published reading and the same options given individually compute the same function."""
     image = torch.randn(2, 3, 64, 64)
     for make, mechanism, row in (
         (resnet, "mrla_light", {"previous": "shortcut"}),

@@ -1,4 +1,4 @@
-"""Context broadcasting in Hugging Face's ViLT. Were it wrong, words would be averaged with pixels, or with padding."""
+"""Tests of context broadcasting in Hugging Face's ViLT: only the chosen tokens, without padding, are averaged."""
 
 import copy
 
@@ -33,7 +33,7 @@ def inputs(padding=2):
 @pytest.mark.parametrize("tokens", ["image", "text", "both"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_which_tokens_take_part(tokens, scaled):
-    """The end of an upper block's MLP, against its parts run by hand."""
+    """The end of the MLP of an upper block, compared with its submodules run directly."""
     plain = make_vilt()
     model = interlayer.attach(copy.deepcopy(plain), "cb", tokens=tokens, scaled=scaled)
     assert [n for n, m in model.named_modules() if isinstance(m, ContextBroadcast)] == [
@@ -109,7 +109,7 @@ def test_a_layer_without_the_chosen_tokens_says_so():
 
 
 def test_reentrant_checkpoints_are_refused():
-    """They would drop the gradients of every layer but the last in silence."""
+    """They would silently drop the gradients of every layer except the last."""
     model = interlayer.attach(make_vilt(), "cb").train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     with pytest.raises(RuntimeError, match="reentrant checkpoints do not carry the chosen tokens"):
