@@ -1,4 +1,4 @@
-"""Two kinds of mechanisms that the package does not have, written against its protocol alone.
+"""Two kinds of mechanisms outside the package, which use only its protocol.
 
 WeightedSum   a block's input is a learned weighted sum of all earlier outputs of its stage
 TwoStreams    two residual streams, mixed before and after every block

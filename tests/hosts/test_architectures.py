@@ -1,4 +1,4 @@
-"""Attaching to timm's architectures, one after another. Were this wrong, `attach` would fail on somebody's backbone.
+"""Tests of attach with the architectures of timm.
 
 Each row: a model, options of `timm.create_model`, the image size used here, and the lengths of the stages it must find.
 """
@@ -123,7 +123,7 @@ def test_forward_backward_and_a_training_step(name, options, size, stages, mecha
 
 @pytest.mark.parametrize("name", ["ghostnet_050", "repghostnet_050", "sequencer2d_s", "mobilenetv3_small_050", "dla34"])
 def test_features_are_plain_tensors_wherever_timm_taps_them(name):
-    """Some of timm's feature wrappers read in the middle of a stage, where a block's output travels with its memory."""
+    """Some of timm's feature wrappers read the output of a block in the middle of a stage, which is a `Carried`."""
     model = timm.create_model(name, features_only=True)
     model = interlayer.attach(model, "mrla_base", image_size=64).eval()
     features = model(torch.randn(1, 3, 64, 64))

@@ -1,4 +1,4 @@
-"""Were these wrong, attaching would change the backbone, detaching would not restore it, or weights would be lost."""
+"""Tests of attach and detach: the backbone and its weights must be preserved and restored."""
 
 import pytest
 import timm
@@ -59,7 +59,7 @@ def test_identity_keeps_the_logits(name, options, mechanism):
 
 
 def test_identity_can_be_fine_tuned():
-    """A few steps must lower the loss and move the attention away from where it started."""
+    """A few steps must reduce the loss and change the parameters of the attention."""
     model = interlayer.attach(resnet(), "mrla_base", init="identity").train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     labels = torch.tensor([0, 1])
@@ -82,7 +82,7 @@ def test_stages_of_a_plain_vit_are_three_and_as_equal_as_can_be():
 
 @pytest.mark.parametrize("wrap", ["named model", "attach to features_only"])
 def test_pruning_does_not_move_the_stages(wrap):
-    """timm cuts a ViT behind the last feature asked for: its features must be those of the whole network."""
+    """timm prunes a ViT after the last requested feature. The features must equal those of the complete network."""
     options = {"img_size": 64}
     whole = timm.create_model("deit_tiny_mrla_base", **options).eval()
     if wrap == "named model":
@@ -275,7 +275,7 @@ def test_load_backbone_lists_what_it_could_not_place_and_changes_nothing():
 
 
 def test_residual_parts_are_timms_block():
-    """`hosts/finding/residual.py` follows timm's forward; were timm to change it, published checkpoints would drift."""
+    """`hosts/finding/residual.py` must compute the same as timm's forward methods."""
     from interlayer.hosts.finding import residual
 
     blocks = [timm.create_model(name, num_classes=5).layer2[0] for name in ("resnet18", "resnet26d", "seresnet50")]
@@ -299,7 +299,7 @@ def test_residual_parts_are_timms_block():
 
 
 def test_published_light_reads_the_projected_shortcut():
-    """In the first block of a ResNet stage the shortcut has another width than the block's input."""
+    """In the first block of a ResNet stage, the shortcut and the input have different numbers of channels."""
     model = interlayer.attach(resnet(), "mrla_light", reading="published").eval()
     block = model.layer2[0]
     x = torch.randn(1, 64, 8, 8)
@@ -313,7 +313,7 @@ def test_published_light_reads_the_projected_shortcut():
 @pytest.mark.parametrize("options", [{"dynamic_img_size": True}, {"dynamic_img_size": True, "dynamic_img_pad": True}])
 @pytest.mark.parametrize("prefix", [{}, {"reg_tokens": 4}, {"class_token": False, "global_pool": "avg"}])
 def test_token_grids_come_from_the_patch_embedding(options, prefix):
-    """6 x 2 patches and 3 x 4 patches are as many tokens: a square root, or a grid kept from before, would be wrong."""
+    """6 x 2 and 3 x 4 patches have the same number of tokens, which does not determine the grid."""
     model = interlayer.attach(vit(**options, **prefix), "mrla_base").eval()
     seen = []
     hook = model.blocks[0].mrla.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape[2:])))
@@ -346,7 +346,7 @@ def test_a_block_in_mid_stage_cannot_be_run_without_its_memory():
 
 
 def test_a_stage_can_be_run_twice_before_its_backward():
-    """Nothing is kept on the modules: two passes in flight must not see each other."""
+    """Nothing is stored on the modules, so two forward passes in flight are independent."""
     model = interlayer.attach(resnet(), "mrla_base").eval()
     model.set_grad_checkpointing(True)
     first, second = IMAGES.clone().requires_grad_(), (IMAGES + 1).requires_grad_()

@@ -1,4 +1,4 @@
-"""What users do with a timm model must go on working once something is attached. Each test is one such use."""
+"""Tests that common uses of timm models work with attached mechanisms. Each test is one such use."""
 
 import copy
 import io
@@ -51,7 +51,7 @@ def images(batch=2, size=(64, 64)):
     [(name, True) for name in MODELS] + [(name, False) for name in ("resnet18", "efficientnet_b0", "pvt_v2_b0")],
 )
 def test_features_only(name, wrapped_first):
-    """Features must be plain tensors of timm's shapes, and depend on the attention; attached late or by name."""
+    """Features are plain tensors with the shapes of timm and depend on the attention."""
     plain = timm.create_model(name, features_only=True, **MODELS[name]).eval()
     expected = plain(images())
     if wrapped_first:
@@ -361,7 +361,7 @@ def test_without_a_classifier(name):
 
 
 def test_a_loop_that_knows_nothing_but_timm():
-    """A training program of somebody else: `import interlayer` is its only change."""
+    """A third-party training script with `import interlayer` as its only change."""
     from timm.optim import create_optimizer_v2
     from timm.utils import ModelEmaV3
 

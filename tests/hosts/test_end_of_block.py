@@ -1,4 +1,4 @@
-"""Were these wrong, a block with a state would treat its last norm otherwise than the norm's own module does."""
+"""Tests that a block with a recurrent state computes its last norm like the module of the norm."""
 
 import copy
 

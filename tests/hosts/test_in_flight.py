@@ -1,4 +1,4 @@
-"""What travels with the tokens. Were it kept on a module, two inputs in flight together would be confused."""
+"""Tests that the grid and the mask of tokens are passed with the tokens, so that two inputs can be in flight."""
 
 import pytest
 import timm
@@ -26,7 +26,7 @@ def flexible(name="vit_tiny_patch16_224", **options):
     ],
 )
 def test_two_grids_of_as_many_tokens_under_gradient_checkpointing(name, options, mechanism):
-    """The blocks of the first image are run again when the second has long passed through."""
+    """The blocks are recomputed for the first image after the second image has passed through them."""
     model = interlayer.attach(flexible(name, **options), mechanism)
     for module in model.modules():
         if isinstance(module, (torch.nn.Dropout, timm.layers.DropPath)):

@@ -1,4 +1,4 @@
-"""What users do with a timm model must go on working with a state or a gate inside its blocks."""
+"""Tests that common uses of timm models work with a recurrent state or a gate inside the blocks."""
 
 import copy
 import pickle
@@ -32,7 +32,7 @@ def images(batch=2, size=32):
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_attached_detached_and_loaded(name):
-    """Identity keeps the logits, detaching gives the plain network back, and its weights load into an attached one."""
+    """The identity preserves the logits, detaching restores the network, and its weights load into an attached one."""
     plain = timm.create_model(name, **SMALL).eval()
     image = images()
     logits = plain(image)
@@ -104,7 +104,7 @@ def test_compiles_in_one_graph(mechanism):
 
 
 def test_a_saved_model_records_what_its_tensors_do_not_tell(tmp_path):
-    """The published rlav1 checkpoints are resnet50_rla with tanh on the last state: an option that a file must keep."""
+    """The published rlav1 checkpoints are resnet50_rla with tanh on the last state, which a file must record."""
     model = make(reading="published", head_activation="tanh")
     interlayer.save_weights(model, tmp_path / "a.safetensors")
     with pytest.raises(interlayer.CheckpointError, match="rla was saved with head_activation=tanh, this model has"):
@@ -147,7 +147,7 @@ def test_what_has_no_shortcut_or_no_published_program_is_refused():
     "order", [("eca", "rla", "mrla_light"), ("mrla_light", "rla", "eca"), ("rla", "eca", "mrla_base")]
 )
 def test_companions_compose_in_any_order(order):
-    """One function whatever the order: ECA on the branch, RLA reading what it gives, layer attention behind."""
+    """The order of attaching does not matter: ECA on the branch, RLA reads its result, layer attention follows."""
     model = timm.create_model("resnet18", **SMALL)
     for mechanism in order:
         interlayer.attach(model, mechanism, image_size=32)
@@ -211,7 +211,7 @@ def test_gates_change_the_branch_and_train(gate):
 
 
 def test_dia_carries_its_state_along_a_stage():
-    """The LSTM of a stage sees each block's average in turn; written out for the two blocks of a stage."""
+    """The LSTM of a stage reads the averages sequentially; computed explicitly for the two blocks of a stage."""
     model = interlayer.attach(small_resnet(), "dia", image_size=64)
     of_input, of_hidden = model.dia_gate.stages[1]
     first, second = torch.randn(2, 64, 3, 3), torch.randn(2, 64, 3, 3)
@@ -237,7 +237,7 @@ def test_bridge_attention_reads_every_convolution():
 
 
 def test_a_failed_attachment_leaves_the_weights():
-    """timm starts branches at zero; only a network that runs with the state may have them started otherwise."""
+    """timm initializes branches to zero; they are changed only if the network runs with the state."""
     model = timm.create_model("resnet18", global_pool="catavgmax", **SMALL)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(interlayer.AttachError, match="build the network with global_pool='avg'"):
@@ -248,7 +248,7 @@ def test_a_failed_attachment_leaves_the_weights():
 
 
 def test_a_block_of_ones_own_keeps_its_forward():
-    """A subclass of timm's block that runs in another way must not be run in timm's."""
+    """A subclass of timm's block with another forward method must not be run like timm's block."""
 
     class Own(Bottleneck):
         def forward(self, x):
@@ -262,7 +262,7 @@ def test_a_block_of_ones_own_keeps_its_forward():
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_050"])
 @pytest.mark.parametrize("mechanism", ["rla", "dia", "eca"])
 def test_networks_of_features_train(name, mechanism):
-    """Under a detector nobody reads the last state: what would make it must not be there, or DDP stops."""
+    """A detector does not read the last state, so the modules that compute it must not exist: DDP would fail."""
     if (name, mechanism) == ("mobilenetv2_050", "dia"):
         pytest.skip("stages of several widths")
     model = interlayer.attach(timm.create_model(name, features_only=True), mechanism, image_size=32).train()
@@ -277,7 +277,7 @@ def test_features_as_a_dict_are_plain():
 
 
 def test_a_network_that_stops_early_gives_its_map_alone():
-    """Stages of one width: the state joins the last map, not whichever is as wide."""
+    """The state is joined to the last map, also if other stages have the same number of channels."""
     model = ResNet(Bottleneck, (1, 1, 1, 1), channels=(8, 8, 8, 8), num_classes=7)
     interlayer.attach(model, "rla", state_channels=4)
     early, _ = model.forward_intermediates(images(size=64), indices=[1], stop_early=True)
@@ -294,7 +294,7 @@ def test_a_backend_asked_for_by_name_builds_and_evaluates(backend):
 
 
 def test_scores_of_layer_attention_beside_others():
-    """The heatmaps of a comparison's report are drawn of networks with companions too."""
+    """The heatmaps of a comparison's report are also drawn for networks with several mechanisms."""
     model = make("preresnet20_cifar")
     interlayer.attach(model, "eca", image_size=32)
     interlayer.attach(model, "mrla_light", channels_per_head=8, image_size=32)

@@ -1,4 +1,4 @@
-"""Options are data. Were they not, a misspelt or meaningless option would train another network in silence."""
+"""Tests that options are listed and checked: misspelled and meaningless options are errors."""
 
 from pathlib import Path
 
@@ -57,8 +57,42 @@ def test_an_image_size_that_is_none_gets_a_sentence(mechanism, size):
         interlayer.attach(model, mechanism, image_size=size)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "options", "reason"),
+    [
+        ("halo", {"last": True}, "a whole number for last"),
+        ("halo", {"stages": 3.5}, "expected stages such as"),
+        ("halo", {"stages": [3.0]}, "expected stages such as"),
+        ("halo", {"stages": [True]}, "expected stages such as"),
+        ("halo", {"stages": "34"}, "expected stages such as"),
+        ("mrla_light", {"drop_path": False}, "drop_path must be a probability below 1 or 'backbone', got False"),
+        ("mrla_light", {"stages": (True, 7)}, "stages must be lengths such as"),
+        ("rla", {"variant": []}, "unknown variant"),
+        (["cb"], {}, "unknown mechanism"),
+    ],
+)
+def test_a_value_of_the_wrong_type_gets_a_sentence(mechanism, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        interlayer.attach(resnet(), mechanism, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "mechanism", "options", "reason"),
+    [
+        (resnet, "mrla_light", {"add_prefix": True}, "prefix tokens, which ResNet does not have"),
+        (vit, "mrla_base", {"relu": True}, "a CNN, which VisionTransformer is not"),
+        (resnet, "mrla_light", {"memory": False, "previous": "shortcut"}, "leaves out"),
+        (resnet, "mrla_light", {"attention": False, "previous": "attention"}, "leaves out"),
+        (resnet, "rla", {"cell_norm": False}, "cell_norm=False is defined for cell='convlstm' and 'convgru'"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(make, mechanism, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        interlayer.attach(make(), mechanism, **options)
+
+
 def test_a_reading_is_a_row_of_options():
-    """The published reading, and the same options given one by one, compute the same function."""
+    """The published reading and the same options given individually compute the same function."""
     image = torch.randn(2, 3, 64, 64)
     for make, mechanism, row in (
         (resnet, "mrla_light", {"previous": "shortcut"}),

@@ -1,4 +1,4 @@
-"""A new kind of mechanism needs no change in the package. Were this false, every new idea would edit four files."""
+"""Tests that a new kind of mechanism can be added without a change in the package."""
 
 import copy
 import pickle
@@ -46,7 +46,7 @@ def test_it_attaches_as_the_identity_trains_and_comes_out_again(mechanism, netwo
 
 
 def moved(network, mechanism):
-    """Attached, and no longer the identity."""
+    """Returns an attached network that is no longer the identity."""
     model = interlayer.attach(make(network), mechanism).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

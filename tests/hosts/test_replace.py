@@ -1,4 +1,4 @@
-"""Layers that stand where others stood. Were these wrong, a backbone's weights would be lost on the way in or out."""
+"""Tests of replaced layers: the weights of a backbone must survive replacing and restoring."""
 
 import pytest
 import timm
@@ -23,7 +23,7 @@ CASES = [(resnet, "halo", {"stages": (4,)}), (vit, "cb", {"where": "head"}), (vi
 @pytest.mark.parametrize(("make", "mechanism", "options"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_they_come_back_on_the_networks_terms(make, mechanism, options, dtype):
-    """In the dtype and mode that the network has by then."""
+    """The restored layer has the current dtype and mode of the network."""
     model = interlayer.attach(make(), mechanism, image_size=32, **options).to(dtype).eval()
     plain = interlayer.detach(model)
     assert {p.dtype for p in plain.parameters()} == {dtype}
@@ -81,7 +81,7 @@ class OneConvolution(torch.nn.Module):
 
 
 def test_convolutions_that_attention_is_no_match_for_stay():
-    """Without padding, or striding in one direction, a convolution gives a map of another size."""
+    """A convolution without padding, or with a stride in one direction, returns a map of another size."""
     model = OneConvolution(padding=1)
     assert interlayer.attach(model, "halo", block=4)(torch.randn(1, 32, 8, 8)).shape == (1, 32, 8, 8)
     for options in ({"padding": 0}, {"padding": 1, "stride": (1, 2)}):

@@ -1,4 +1,4 @@
-"""Were these wrong, local attention would stand in other places than asked for, or the convolutions would be lost."""
+"""Tests of local attention: which convolutions it replaces, and that they are restored."""
 
 import copy
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_is_refused(name, options, reason):
 
 @pytest.mark.parametrize("mechanism", ["se", "eca", "cbam", "gc", "bridge", "rla"])
 def test_mechanisms_of_the_branch_behind_it(mechanism):
-    """In any order: they ask the layer in a convolution's place for its channels."""
+    """Mechanisms can be attached in any order: they read the channels from the replacement of a convolution."""
     model = interlayer.attach(make(stages=(4,)), mechanism, image_size=64)
     assert attentions(model) == ["layer4.0.conv2", "layer4.1.conv2"]
     assert model.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 5)

@@ -1,4 +1,4 @@
-"""Were these wrong, the context would be broadcast in other places, or a network would not come back as it was."""
+"""Tests of context broadcasting in transformers: where it is placed, and that it can be removed."""
 
 import copy
 
@@ -47,7 +47,7 @@ def test_the_module_is_equation_1():
     ],
 )
 def test_where_it_goes(options, expected):
-    """Tables 2 and 4, against the part run by hand."""
+    """Tables 2 and 4, compared with the component run directly."""
     plain = vit().eval()
     model = interlayer.attach(copy.deepcopy(plain), "cb", **options).eval()
     assert places(model) == expected
@@ -81,7 +81,7 @@ def test_timms_transformers_and_mixers(name):
 
 
 def test_a_pyramid_can_be_spared():
-    """Section 4.4: blocks whose features go to a pyramid keep their tokens apart."""
+    """Section 4.4: blocks with features that a pyramid reads have no broadcasting."""
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2)
     interlayer.attach(model, "cb", blocks="all", spare_pyramid=True, image_size=64)
     assert "layers.0.blocks.1.mlp" not in places(model)
@@ -117,7 +117,7 @@ def test_what_is_no_transformer_is_refused():
 
 
 def test_gradients_go_through_it_as_tokens_do():
-    """Eq. 1 is its own transpose: the written-out backward pass must be autograd's, also the second time."""
+    """Eq. 1 is its own transpose. The explicit backward pass, also of second order, must agree with autograd."""
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(ContextBroadcast(), (x,))
     assert torch.autograd.gradgradcheck(ContextBroadcast(), (x,))
@@ -126,7 +126,7 @@ def test_gradients_go_through_it_as_tokens_do():
 
 
 def test_the_half_folds_into_the_last_linear_layer():
-    """With its weights halved, broadcasting adds the mean: the same function (whether it pays is another question)."""
+    """With halved weights, broadcasting adds the mean, which is the same function."""
     mlp = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)).double()
     x = torch.randn(2, 5, 4, dtype=torch.float64)
     expected = ContextBroadcast()(mlp(x))
@@ -138,7 +138,7 @@ def test_the_half_folds_into_the_last_linear_layer():
 
 @pytest.mark.parametrize("where", ["head", "wide_head", "extra_head"])
 def test_a_uniform_head(where):
-    """Table 1: against the attention written out, head by head, with the trained weights that are kept."""
+    """Table 1, compared with attention computed explicitly per head from the trained weights that are kept."""
     plain = vit().eval()
     model = interlayer.attach(copy.deepcopy(plain), "cb", where=where, blocks="all").eval()
     layers = [m for m in model.modules() if isinstance(m, UniformHeadAttention)]
@@ -177,7 +177,7 @@ def test_an_extra_head_starts_as_nothing_without_biases_too():
 
 @pytest.mark.parametrize("name", ["coatnet_pico_rw_224", "swin_tiny_patch4_window7_224"])
 def test_attention_over_something_else_than_an_images_tokens_is_refused(name):
-    """CoAtNet's attention returns [B, C, H, W], Swin's windows: a mean there would not be over the image's tokens."""
+    """CoAtNet's attention returns [B, C, H, W] and Swin's returns windows, so a mean would not be over the image."""
     model = timm.create_model(name)
     with pytest.raises(interlayer.AttachError, match="their mean would not be over the image"):
         interlayer.attach(model, "cb", where="attention")
@@ -192,7 +192,7 @@ def test_flat_input_is_refused():
 
 @pytest.mark.parametrize("other", [{"blocks": "all"}, {"where": "front"}, {"where": "attention"}, None])
 def test_weights_of_other_places_are_refused(other, tmp_path):
-    """Without parameters nothing but the record tells: equal tensors would compute another function."""
+    """Without parameters, only the saved description distinguishes networks with different functions."""
     saved = interlayer.attach(vit(), "cb")
     interlayer.save_weights(saved, tmp_path / "cb.safetensors")
     interlayer.load_weights(interlayer.attach(vit(), "cb"), tmp_path / "cb.safetensors")

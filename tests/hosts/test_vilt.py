@@ -1,4 +1,4 @@
-"""Context broadcasting in Hugging Face's ViLT. Were it wrong, words would be averaged with pixels, or with padding."""
+"""Tests of context broadcasting in Hugging Face's ViLT: only the chosen tokens, without padding, are averaged."""
 
 import copy
 
@@ -33,7 +33,7 @@ def inputs(padding=2):
 @pytest.mark.parametrize("tokens", ["image", "text", "both"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_which_tokens_take_part(tokens, scaled):
-    """The end of an upper block's MLP, against its parts run by hand."""
+    """The end of the MLP of an upper block, compared with its submodules run directly."""
     plain = make_vilt()
     model = interlayer.attach(copy.deepcopy(plain), "cb", tokens=tokens, scaled=scaled)
     assert [n for n, m in model.named_modules() if isinstance(m, ContextBroadcast)] == [
@@ -93,3 +93,24 @@ def test_what_it_does_not_take_is_refused():
         interlayer.attach(make_vilt(), "cb", where="middle")
     with pytest.raises(interlayer.AttachError, match="has image tokens alone"):
         interlayer.attach(timm.create_model("vit_tiny_patch16_224"), "cb", tokens="text")
+
+
+def test_hidden_states_of_a_tuple_are_plain_too():
+    model = interlayer.attach(make_vilt(), "cb")
+    states = model(**inputs(), output_hidden_states=True, return_dict=False)[2]
+    assert len(states) == 5
+    assert all(type(state) is torch.Tensor for state in states)
+
+
+def test_a_layer_without_the_chosen_tokens_says_so():
+    model = interlayer.attach(make_vilt(), "cb")
+    with pytest.raises(RuntimeError, match="run the model from its embeddings"):
+        model.encoder.layer[3](torch.randn(1, 9, 16))
+
+
+def test_reentrant_checkpoints_are_refused():
+    """They would silently drop the gradients of every layer except the last."""
+    model = interlayer.attach(make_vilt(), "cb").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    with pytest.raises(RuntimeError, match="reentrant checkpoints do not carry the chosen tokens"):
+        model(**inputs())

@@ -1,4 +1,4 @@
-"""Were these wrong, the layer would not fit where a convolution was, or a resized one would read other positions."""
+"""Tests of local attention as a replacement of convolutions, and of its resized position tables."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from interlayer.mechanisms import HaloAttention2d, resize_halo
 @pytest.mark.parametrize("size", [(12, 12), (7, 9), (1, 1), (16, 5)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_it_takes_the_place_of_a_convolution(size, stride):
-    """The shapes of a 3x3 convolution with padding, strided or not, at any size."""
+    """The output has the shape of a 3x3 convolution with padding, for any stride and size."""
     layer = HaloAttention2d(16, 24, heads=2, block=4, halo=1, stride=stride)
     convolution = torch.nn.Conv2d(16, 24, 3, stride, 1)
     x = torch.randn(2, 16, *size)
@@ -34,7 +34,7 @@ def test_every_parameter_gets_a_gradient(options):
 
 
 def test_absolute_positions_are_added_before_and_interpolated():
-    """Appendix F: encodings of row and column are added to the map; another size interpolates them."""
+    """Appendix F: encodings of row and column are added to the map, and interpolated for other sizes."""
     layer = HaloAttention2d(8, heads=2, block=4, halo=1, position="absolute", size=(6, 5))
     plain = HaloAttention2d(8, heads=2, block=4, halo=1, position="none")
     weights = {name: value for name, value in layer.state_dict().items() if not name.startswith("abs_")}
@@ -45,7 +45,7 @@ def test_absolute_positions_are_added_before_and_interpolated():
 
 
 def test_resizing_to_the_same_size_changes_nothing():
-    """Appendix E: tables are interpolated linearly, exactly where nothing changes, and end on end where it does."""
+    """Appendix E: tables are interpolated linearly with aligned corners, and unchanged for the same size."""
     layer = HaloAttention2d(8, heads=2, block=4, halo=1)
     before = layer.rel_rows.detach().clone()
     layer.resize(4, 1)
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_named():
 
 
 def test_a_state_dict_tells_block_and_halo():
-    """b = 4, h = 2 and b = 6, h = 1 have tables of one size and are different layers."""
+    """b = 4, h = 2 and b = 6, h = 1 have tables of the same size, but compute different functions."""
     one, other = HaloAttention2d(8, heads=2, block=4, halo=2), HaloAttention2d(8, heads=2, block=6, halo=1)
     with pytest.raises(RuntimeError, match="was saved with block=4, this model has block=6"):
         other.load_state_dict(one.state_dict())

@@ -1,4 +1,4 @@
-"""Were these wrong, a variant or an ablation would not be what its name says, or a file would load as another."""
+"""Tests of the variants and ablations of layer attention, and of their saved descriptions."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ STYLES = ("cnn", "transformer")
 
 
 def run_stage(layers, maps, shortcuts=None):
-    """Outputs of a stage whose blocks return `maps`."""
+    """Returns the outputs of a stage with blocks that return `maps`."""
     memory, outputs = None, []
     for t, (layer, x) in enumerate(zip(layers, maps, strict=True)):
         output, memory, _ = layer(x, memory, None if shortcuts is None else shortcuts[t])
@@ -48,14 +48,14 @@ def test_gradients_of_a_whole_stage_are_exact(variant, style):
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_parameter_gets_a_gradient(variant, style):
-    """DDP waits for every parameter: one that is used only in later layers of a stage would hang it."""
+    """DDP expects a gradient for every parameter, also in the first layer of a stage."""
     layers = stage(VARIANTS[variant], style=style)
     sum(o.square().sum() for o in run_stage(layers, torch.randn(3, 2, 16, 5, 4))).backward()
     assert [name for name, p in layers.named_parameters() if p.grad is None] == []
 
 
 def test_light_unrolls_to_the_sum_of_equation_8():
-    """O_t = sum over l of beta_l ⊙ gate V: the second equality of Eq. 8, computed here without the recurrence."""
+    """O_t = sum over l of beta_l ⊙ gate V: the second equality of Eq. 8, computed without the recurrence."""
     layers = stage(MRLALight, dtype=torch.float64)
     maps = list(torch.randn(3, 2, 16, 5, 4, dtype=torch.float64))
     gated = []
@@ -80,7 +80,7 @@ def test_base_attends_to_all_layers_of_the_stage_and_only_to_them():
 
 
 def test_mla_derives_keys_and_values_anew():
-    """Eq. 4: what layer t reads of layer 1 depends on layer t's weights, not on layer 1's; in Eq. 6 it is reversed."""
+    """In Eq. 4 the keys and values of layer 1 depend on the weights of layer t, in Eq. 6 on those of layer 1."""
     maps = list(torch.randn(2, 2, 16, 5, 4))
     for make, reads_own_weights in ((MLA, True), (MRLABase, False)):
         layers = stage(make, layers=2).eval()
@@ -113,7 +113,7 @@ ABLATIONS = {
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_each_option_of_table_4_changes_the_result(ablation, style):
-    """Shared parameters are made equal, so that only the option can make the difference."""
+    """Shared parameters are set to equal values, so that only the option can change the result."""
     options = ABLATIONS[ablation]
     per_head = 16 if "projection" in options else 4
     plain = stage(MRLALight, style=style, channels_per_head=per_head).eval()
@@ -260,7 +260,7 @@ def test_variants_without_a_published_reading_say_so(make):
     ids=["reading", "channels_per_head", "mechanism", "memory"],
 )
 def test_equal_tensors_of_another_function_are_refused(saved, loading, sentence):
-    """Through a file, as a user would: torch.save keeps what the tensors do not tell."""
+    """torch.save keeps the descriptions of mechanisms."""
     file = io.BytesIO()
     torch.save(saved.state_dict(), file)
     state_dict = torch.load(io.BytesIO(file.getvalue()), weights_only=True)

@@ -1,4 +1,4 @@
-"""Were these wrong, the state would not be the paper's: another variant, another source, or an overwritten branch."""
+"""Tests of the variants of recurrent layer aggregation against the equations of the paper."""
 
 import pytest
 import timm
@@ -19,7 +19,7 @@ def small_resnet(**options):
 
 
 def randomise(model):
-    """Norms that do something, so that nothing is hidden by their starts."""
+    """Randomize the norms, because their initial values could hide errors."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             nn.init.normal_(module.weight, 1, 0.2)
@@ -30,7 +30,7 @@ def randomise(model):
 
 
 def by_definition(model, image, variant, activation=torch.tanh):
-    """The paper's figures written out: concatenations, branches kept, no function of the library but its weights."""
+    """The figures of the paper computed explicitly, with concatenations and the weights of the library."""
     rla = model.rla
     x = model.maxpool(model.act1(model.bn1(model.conv1(image))))
     h = c = x.new_zeros(len(x), K, *x.shape[2:])
@@ -73,7 +73,7 @@ def by_definition(model, image, variant, activation=torch.tanh):
 @pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_is_its_figure(variant, training):
-    """In training too: an addition in place that overwrote the branch would turn v1 into v3."""
+    """Also in training, where an addition in place that overwrites the branch would turn v1 into v3."""
     model = randomise(interlayer.attach(small_resnet(), "rla", variant=variant, state_channels=K)).double()
     model.train(training)
     image = torch.randn(3, 3, 64, 64, dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_every_variant_is_its_figure(variant, training):
 
 
 def test_the_branch_is_not_the_output():
-    """v1 reads the branch, v3 the output: were the branch overwritten by the addition, equal weights would agree."""
+    """v1 reads the branch and v3 the output. With equal weights they would agree if the branch were overwritten."""
     v1 = randomise(interlayer.attach(small_resnet(), "rla", state_channels=K)).eval()
     v3 = interlayer.attach(small_resnet(), "rla", variant="v3", state_channels=K).eval()
     nn.Module.load_state_dict(v3, dict(v1.state_dict()))  # a plain dict: without what tells the two apart
@@ -104,7 +104,7 @@ def test_the_branch_is_not_the_output():
 
 
 def test_the_additive_form():
-    """Appendix A.3, Eq. 12: without nonlinearities h^t is the sum over k of g2^k g1 of the branch k - 1 blocks ago."""
+    """Appendix A.3, Eq. 12: without nonlinearities h^t is the sum over k of g2^k g1 of the branch k - 1 blocks back."""
     blocks, channels = 4, 6
     rla = RLA([StagePlan([channels] * blocks, [nn.Identity()] * blocks)], state_channels=K, exchange=False).double()
     stage = rla.stages[0]
@@ -163,7 +163,7 @@ def test_options_are_checked(options, reason):
 
 
 def test_mobilenet_joins_behind_the_expansion():
-    """The state takes the depthwise convolution with the expanded map: one convolution of both gives the same."""
+    """The state and the expanded map pass the depthwise convolution; one convolution of both must give the same."""
     model = randomise(interlayer.attach(timm.create_model("mobilenetv2_050"), "rla", state_channels=K)).eval()
     block, path = model.blocks[1][0], model.rla.stages[1].exchanges[0]
     x, h = torch.randn(2, 8, 12, 12), torch.randn(2, K, 12, 12)

@@ -1,4 +1,4 @@
-"""How a mechanism gets into a network."""
+"""Attaches mechanisms to networks."""
 
 from .attach import (
     MECHANISMS,

@@ -1,4 +1,4 @@
-"""attach(): put a mechanism into a network, and detach(): take it out again."""
+"""Attaches mechanisms to networks, and removes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .extending import restore
 from .finding.probe import AttachError, checked_size, reason, run_once
 from .placing import layer_attention as layers
 from .placing import recurrent_state as recurrence
-from .placing.blocks import stop_grid
+from .placing.blocks import carry_grid, grid_carriers, let_grid_travel, map_readers, stop_grid
 from .placing.context_broadcast import (
     ContextBroadcastOptions,
     broadcasts,
@@ -37,12 +37,12 @@ from .placing.replaced import replaced_layers
 
 @dataclass(frozen=True)
 class Kind:
-    """What mechanisms of a kind have in common. A network has at most one of a kind; different kinds go together.
+    """A kind of mechanisms. A network has at most one mechanism of each kind.
 
     Args:
-        name: for messages.
-        present: whether a network has a mechanism of this kind.
-        take_out: removes it.
+        name: the name of the kind, for messages.
+        present: returns whether a network has a mechanism of this kind.
+        take_out: removes the mechanism of this kind from a network.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Kind:
 
 
 def kind_in_blocks(name: str, *keys: str, undo: Callable[[nn.Module], None] | None = None) -> Kind:
-    """A kind of mechanisms that blocks carry.
+    """Returns a kind of mechanisms that implement `BlockMechanism`.
 
     Args:
-        name: for messages.
-        keys: the keys of its entries in blocks, and of its modules in the network where blocks share one.
-        undo: what else to undo when it is taken out; called first.
+        name: the name of the kind, for messages.
+        keys: the keys of its entries in blocks and, for shared mechanisms, of its submodules in the network.
+        undo: a function that undoes further changes of the network. It is called before the mechanism is removed.
     """
 
     def present(model: nn.Module) -> bool:
@@ -65,23 +65,27 @@ def kind_in_blocks(name: str, *keys: str, undo: Callable[[nn.Module], None] | No
     def take_out(model: nn.Module) -> None:
         if undo is not None:
             undo(model)
+        entries = [entry for _, block in attached_blocks(model) for entry in block.interlayer_entries]
+        shared = [entry.shared for entry in entries if entry.key in keys and entry.shared is not None]
         remove_entries(model, keys)
-        for key in keys:
-            model._modules.pop(key, None)
+        for owner in list(model.modules()):
+            for key in keys:
+                if any(owner._modules.get(key) is mechanism for mechanism in shared):
+                    del owner._modules[key]
 
     return Kind(name, present, take_out)
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A row of the table of what can be attached.
+    """A row of the table of mechanisms.
 
     Args:
-        kind: what it has in common with others.
-        options: the record of its options.
-        place: puts it into a network: `place(model, options, image_size=...)`. What it returns, if anything, is called
-            once the network has run with the mechanism.
-        about: what it is, in one line.
+        kind: the kind of the mechanism.
+        options: the dataclass of its options.
+        place: puts the mechanism into a network: `place(model, options, image_size=...)`. If it returns a function,
+            that function is called after the network has run once with the mechanism.
+        about: a description in one line.
     """
 
     kind: Kind
@@ -90,7 +94,7 @@ class Mechanism:
     about: str = ""
 
 
-LAYER_ATTENTION = kind_in_blocks("layer attention", layers.KEY, undo=stop_grid)
+LAYER_ATTENTION = kind_in_blocks("layer attention", layers.KEY)
 RECURRENT_STATE = kind_in_blocks("recurrent layer aggregation", recurrence.KEY, undo=recurrence.detach_head)
 BRANCH_ATTENTION = kind_in_blocks("attention on the branch", *map(gate_key, GATES))
 LOCAL_ATTENTION = Kind("local attention", local_attentions, take_out_local_attention)
@@ -111,7 +115,7 @@ def _gate(name: str, about: str) -> Mechanism:
 MECHANISMS: dict[str, Mechanism] = {
     "mrla_light": _layer_attention(
         "mrla_light", MRLALight, layers.LightOptions,
-        "a gate on the layer's own value plus lambda times the attention of the layer before (MRLA, Eq. 8)",
+        "a gate on the layer's own value plus lambda times the output of the previous layer (MRLA, Eq. 8)",
     ),
     "mrla_base": _layer_attention(
         "mrla_base", MRLABase, layers.BaseOptions,
@@ -119,7 +123,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "mla": _layer_attention(
         "mla", MLA, layers.LayerAttentionOptions,
-        "the same, every layer deriving all keys and values anew (MRLA, Eq. 4)",
+        "mrla_base, but every layer derives all keys and values itself (MRLA, Eq. 4)",
     ),
     "mrla_linear": _layer_attention(
         "mrla_linear", MRLALinear, layers.LinearOptions, "mrla_base with the kernel elu + 1 (MRLA, appendix A.3)"
@@ -130,7 +134,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "rla": Mechanism(
         RECURRENT_STATE, recurrence.RecurrentStateOptions, recurrence.place_recurrent_state,
-        "a state of k channels that every residual block reads and adds to (RLA, section 3.3)",
+        "a recurrent state of k channels that every residual block reads and updates (RLA, section 3.3)",
     ),
     "halo": Mechanism(
         LOCAL_ATTENTION, LocalAttentionOptions, place_local_attention,
@@ -138,45 +142,45 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "cb": Mechanism(
         BROADCAST, ContextBroadcastOptions, place_context_broadcast,
-        "context broadcasting: half of every token is the average token (CB, sections 3.2, 3.3)",
+        "context broadcasting: the average of every token and the mean token (CB, sections 3.2, 3.3)",
     ),
     "se": _gate("se", "squeeze-and-excitation on the branch of every residual block"),
     "eca": _gate("eca", "efficient channel attention on the branch"),
     "cbam": _gate("cbam", "channel and spatial attention on the branch"),
     "gc": _gate("gc", "global context on the branch"),
     "nl": _gate("nl", "a non-local block on the branch"),
-    "dia": _gate("dia", "one LSTM a stage gives each branch its scale (DIANet)"),
-    "bridge": _gate("bridge", "each branch's scale comes from all of its block's convolutions (BA-Net)"),
+    "dia": _gate("dia", "one LSTM per stage computes the scale of each branch (DIANet)"),
+    "bridge": _gate("bridge", "the scale of each branch is computed from all convolutions of its block (BA-Net)"),
 }  # fmt: skip
 
 
 def register_mechanism(name: str, mechanism: Mechanism) -> None:
-    """Make `attach` know a mechanism of your own under a new name."""
+    """Register a mechanism under a new name, so that `attach` accepts it."""
     if name in MECHANISMS:
         raise ValueError(f"there is already a mechanism {name!r}: choose another name")
     MECHANISMS[name] = mechanism
 
 
 def attach(model: nn.Module, mechanism: str, *, image_size: int | Grid | None = None, **options: Any) -> nn.Module:
-    """Put a mechanism into `model`, in place, and return the model.
+    """Attach a mechanism to `model`, in place, and return the model.
 
-    The network keeps its own parameters under their own names; those of layer attention are added as `<block>.mrla.*`,
-    those of recurrent layer aggregation as `rla.*`, of attention on the branch as `<block>.eca_gate.*`. Mechanisms
-    of different kinds can be attached one after another.
+    The parameters of the network keep their names. The parameters of layer attention are added as `<block>.mrla.*`,
+    those of recurrent layer aggregation as `rla.*`, those of attention on the branch as `<block>.eca_gate.*`. Several
+    mechanisms of different kinds can be attached to the same network.
 
     Args:
-        model: a timm model, trained or not, `features_only` ones included, or any network built of blocks in stages.
-        mechanism: layer attention behind the blocks: "mrla_light", "mrla_base", "mla", "mrla_linear" or "crla". A
-            recurrent state inside residual blocks: "rla". Attention on the branch of residual blocks, for comparison:
-            "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM a stage) or "bridge". Local attention in place of 3x3
-            convolutions: "halo". Context broadcasting in transformers: "cb".
-        image_size: size of the image used to find the stages, where the model does not tell its own.
-        options: options of the mechanism, among them for layer attention and "rla" `init="identity"`, which leaves the
-            network's function as it is, for fine-tuning, and `reading="published"` for what the authors' program
-            computes. docs/attaching.md and `interlayer mechanisms NAME` list them all.
+        model: a timm model, with or without `features_only`, or any network of blocks in stages.
+        mechanism: the name of the mechanism. Layer attention after the blocks: "mrla_light", "mrla_base", "mla",
+            "mrla_linear" or "crla". A recurrent state inside residual blocks: "rla". Attention on the branch of
+            residual blocks, for comparison: "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM per stage) or "bridge".
+            Local attention in place of 3x3 convolutions: "halo". Context broadcasting in transformers: "cb".
+        image_size: size of the image with which the stages are found, if the model does not define it.
+        options: options of the mechanism. Layer attention and "rla" have, among others, `init="identity"`, which
+            preserves the function of the network for fine-tuning, and `reading="published"`, which computes what the
+            authors' program computes. `interlayer mechanisms NAME` and docs/options.md list all options.
 
     Raises:
-        AttachError: the network has no place for the mechanism; the model is left as it was.
+        AttachError: the mechanism cannot be attached to this network. The model is left unchanged.
 
     >>> model = timm.create_model("resnet50", pretrained=True)
     >>> model = interlayer.attach(model, "mrla_light", init="identity")
@@ -190,16 +194,22 @@ def attach(model: nn.Module, mechanism: str, *, image_size: int | Grid | None = 
     present = _kinds(model)
     if row.kind in present:
         raise AttachError(f"{type(model).__name__} already has {row.kind.name}: detach it first")
+    carriers, readers = grid_carriers(model), map_readers(model)
     try:
         finish = row.place(model, record, image_size=image_size)
+        carry_grid(carriers)  # a block with its first mechanism now passes the grid on by itself
+        if map_readers(model) != readers:
+            let_grid_travel(model, image_size)
         run_once(model, image_size)
         if finish is not None:
             finish()
     except Exception as error:
         placed = [kind for kind in _kinds(model) if kind not in present]
         _take_out(model, placed)
+        stop_grid(model)
+        carry_grid(carriers)
         if not placed:
-            raise  # nothing was placed: the error says why
+            raise  # nothing was placed: the error gives the reason
         raise AttachError(
             f"{type(model).__name__} does not run with {mechanism} in its blocks and was left as it was: "
             f"{reason(error)}"
@@ -208,7 +218,7 @@ def attach(model: nn.Module, mechanism: str, *, image_size: int | Grid | None = 
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take out all that `attach` put into `model`, in place, and return the network, with its present weights."""
+    """Remove all mechanisms from `model`, in place, and return the network with its current weights."""
     if not _kinds(model):
         raise ValueError(f"{type(model).__name__} has nothing attached")
     _take_out(model, _kinds(model))
@@ -216,18 +226,18 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def _row(mechanism: str) -> Mechanism:
-    if mechanism not in MECHANISMS:
+    if mechanism not in list(MECHANISMS):
         raise ValueError(f"unknown mechanism {mechanism!r}, expected one of {', '.join(MECHANISMS)}")
     return MECHANISMS[mechanism]
 
 
 def options_of(mechanism: str) -> dict[str, OptionDescription]:
-    """The options of a mechanism by name, with their defaults and meaning."""
+    """Returns the options of a mechanism by name, with their defaults and meaning."""
     return {entry.name: entry for entry in describe(_row(mechanism).options)}
 
 
 def _kinds(model: nn.Module) -> list[Kind]:
-    """The kinds of mechanisms in a network."""
+    """Returns the kinds of mechanisms in a network."""
     kinds = dict.fromkeys(id(row.kind) for row in MECHANISMS.values())
     rows = {id(row.kind): row.kind for row in MECHANISMS.values()}
     return [rows[kind] for kind in kinds if rows[kind].present(model)]
@@ -237,29 +247,28 @@ def _take_out(model: nn.Module, kinds: Sequence[Kind]) -> None:
     for kind in kinds:
         kind.take_out(model)
     if not _kinds(model):
+        stop_grid(model)
         for module in list(model.modules()):
             if isinstance(module, AttachedModel):
                 restore(module, AttachedModel)  # type: ignore[arg-type]
 
 
 def attached_blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and module of every block, or component of one, that something is attached to."""
+    """Yields name and module of every block, or component of a block, with an attached mechanism."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, AttachedBlock))
 
 
 def attached_mechanisms(model: nn.Module) -> dict[str, Any]:
-    """Every attached mechanism by its name in the model."""
-    found: dict[str, Any] = {}
-    for name, block in attached_blocks(model):
-        for entry in block.interlayer_entries:
-            path = f"{name}.{entry.key}".removeprefix(".") if entry.shared is None else entry.key
-            found[path] = entry.shared or getattr(block, entry.key)
+    """Returns every attached mechanism by its name in the model."""
+    names = {module: name for name, module in model.named_modules()}
+    modules = [entry.mechanism_in(block) for _, block in attached_blocks(model) for entry in block.interlayer_entries]
+    found: dict[str, Any] = {names[module]: module for module in modules if module in names}
     return found | dict(replaced_layers(model)) | dict(broadcasts(model))
 
 
 def as_wide_as(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with the classifier's widened by the inputs it has from a state, as `model` has them now."""
-    widened = recurrence.own_inputs(model)
+    """Returns the weights with the classifier's weight widened by the columns in `model` that read a state."""
+    widened = recurrence.backbone_inputs(model)
     tensors = dict(state_dict)
     if widened is not None:
         classifier, width = widened

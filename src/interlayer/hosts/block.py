@@ -1,7 +1,7 @@
-"""The attached block: a block of a network that runs its mechanisms in turn.
+"""The attached block: a block of a network with an ordered list of mechanisms.
 
-`AttachedBlock.forward` is one loop over an ordered list of mechanisms, all of which follow `BlockMechanism`. It knows
-none of them by name.
+`AttachedBlock.forward` loops over its mechanisms, all of which implement `BlockMechanism`. It does not distinguish
+between kinds of mechanisms.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .carried import Carried
 from .extending import Extended, extend, restore
 from .finding import residual
 from .finding.layout import Layout
+from .finding.probe import AttachError
 
 Held = tuple["Entry", BlockMechanism]
 
@@ -25,12 +26,12 @@ class Entry:
     """One mechanism of a block.
 
     Args:
-        key: the name of its memory, and of its module in the block or, where blocks share it, in the network.
-        place: where the block stands.
-        scope: how far the memory is handed on.
-        inside: whether the block must be run component by component for it.
-        gates: whether it changes the branch.
-        shared: the module, where it belongs to the network; None where it is the block's own submodule `key`.
+        key: the name of its memory, and of its submodule in the block or, if it is shared, in the network.
+        place: the position of the block.
+        scope: how far the memory is passed on.
+        inside: whether the block must be run component by component for this mechanism.
+        gates: whether the mechanism changes the branch.
+        shared: the module, if it belongs to the network. None if it is the submodule `key` of the block.
     """
 
     key: str
@@ -40,8 +41,12 @@ class Entry:
     gates: bool
     shared: BlockMechanism | None = None
 
+    def mechanism_in(self, block: Any) -> BlockMechanism:
+        """Returns the module, given the block that holds it or refers to it."""
+        return getattr(block, self.key) if self.shared is None else self.shared
+
     def memory_from(self, memories: dict[str, Any]) -> Any:
-        """This mechanism's memory among those that arrived; None where it begins here."""
+        """Returns this mechanism's memory from those that arrived, or None in the first block of its scope."""
         begins = self.place.index == 0 and (self.scope == "stage" or self.place.stage == 0)
         if self.scope == "none" or begins:
             return None
@@ -51,29 +56,29 @@ class Entry:
                 whole = "the network from its first block"
             raise RuntimeError(
                 f"block {self.place.index} of stage {self.place.stage} got no memory of {self.key!r}: its input must "
-                f"be what the block before it returned; run {whole}"
+                f"be the output of the previous block; run {whole}"
             )
         return memories[self.key]
 
 
 class AttachedBlock(Extended):
-    """A block, or a component of one, with mechanisms.
+    """A block, or a component of a block, with mechanisms.
 
     Attributes:
-        interlayer_entries: its mechanisms, in the order in which they run.
-        interlayer_layout: how its output becomes a feature map, where a mechanism reads one.
-        interlayer_hands_on_grid: whether the grid of the tokens travels on with the output.
+        interlayer_entries: the mechanisms, in the order in which they run.
+        interlayer_layout: how the output is converted to a feature map, if a mechanism reads one.
+        interlayer_passes_grid: whether the grid of the tokens is passed on with the output.
     """
 
     interlayer_entries: tuple[Entry, ...] = ()
     interlayer_layout: Layout | None = None
-    interlayer_hands_on_grid: bool = False
+    interlayer_passes_grid: bool = False
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         memories, grid = {}, None
         if isinstance(x, Carried):
             x, memories, grid = x.x, dict(x.memories), x.grid
-        held = [(entry, entry.shared or getattr(self, entry.key)) for entry in self.interlayer_entries]
+        held = [(entry, entry.mechanism_in(self)) for entry in self.interlayer_entries]
         current = {entry.key: entry.memory_from(memories) for entry, _ in held}
         for entry, mechanism in held:
             x, current[entry.key] = mechanism.enter(x, current[entry.key], entry.place)
@@ -87,16 +92,15 @@ class AttachedBlock(Extended):
         output = values.output
         for entry, mechanism in held:
             output, memory = mechanism.leave(output, values, current[entry.key], entry.place)
-            ends = entry.scope == "none" or (entry.scope == "stage" and entry.place.last) or memory is None
-            if ends:
+            if entry.scope == "none" or (entry.scope == "stage" and entry.place.last):
                 memories.pop(entry.key, None)
             else:
                 memories[entry.key] = memory
-        keeps_grid = grid is not None and self.interlayer_hands_on_grid
+        keeps_grid = grid is not None and self.interlayer_passes_grid
         return Carried(output, memories, grid) if memories or keeps_grid else output
 
     def _run_body(self, x: Tensor, args: Any, kwargs: Any, held: list[Held], current: dict[str, Any]) -> BlockValues:
-        """Run the block itself: component by component where a mechanism works inside it, else as it is."""
+        """Run the block itself: component by component if a mechanism works inside it, otherwise unchanged."""
         if any(entry.inside for entry, _ in held):
             return self._run_components(x, held, current)
         reads_shortcut = any(mechanism.reads_shortcut for _, mechanism in held)
@@ -107,7 +111,7 @@ class AttachedBlock(Extended):
         return BlockValues(x, output, x if fits else None)
 
     def _run_components(self, x: Tensor, held: list[Held], current: dict[str, Any]) -> BlockValues:
-        """Run a residual block with what its mechanisms add, gate and project inside."""
+        """Run a residual block with the additions, gates and projections of its mechanisms."""
         addition = weight = None
         for entry, mechanism in held:
             added = mechanism.addition(x, current[entry.key], entry.place)
@@ -129,29 +133,39 @@ class AttachedBlock(Extended):
         if not isinstance(self, nn.Sequential):
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
         own = {entry.key for entry in self.interlayer_entries}
-        for name, child in self.named_children():  # a Sequential would run the mechanisms as layers of its own
+        for name, child in self.named_children():  # nn.Sequential would run the mechanisms as layers
             if name not in own:
                 x = child(x)
         return x
 
 
+def hold(owner: nn.Module, key: str, mechanism: nn.Module) -> None:
+    """Register a mechanism as a submodule, unless the owner uses that name for something else."""
+    if hasattr(owner, key):
+        raise AttachError(
+            f"{type(owner).__name__} has an attribute {key!r} already, the name of the "
+            f"mechanism's submodule: rename it first"
+        )
+    owner.add_module(key, mechanism)
+
+
 def add_entry(
     block: nn.Module, key: str, mechanism: BlockMechanism, place: Place, *, shared: bool = False, layout: Any = None
 ) -> None:
-    """Put a mechanism at the end of a block's list.
+    """Append a mechanism to the list of a block.
 
     Args:
-        block: the block, or a component of one.
+        block: the block, or a component of a block.
         key: the name of the mechanism's memory and, unless it is shared, of its submodule in the block.
         mechanism: the module.
-        place: where the block stands.
+        place: the position of the block.
         shared: whether the module belongs to the network, so that the block only refers to it.
-        layout: how the block's output becomes a feature map.
+        layout: how the output of the block is converted to a feature map.
     """
+    if not shared:
+        hold(block, key, mechanism)
     extend(block, AttachedBlock)
     attached: Any = block
-    if not shared:
-        attached.add_module(key, mechanism)
     gates = type(mechanism).gate is not BlockMechanism.gate
     entry = Entry(key, place, mechanism.memory_scope, mechanism.works_inside(), gates, mechanism if shared else None)
     attached.interlayer_entries = (*attached.interlayer_entries, entry)
@@ -160,7 +174,7 @@ def add_entry(
 
 
 def remove_entries(model: nn.Module, keys: tuple[str, ...]) -> None:
-    """Take these mechanisms out of every block; a block that has none left is as it was."""
+    """Remove these mechanisms from every block. A block without any mechanism left gets its original class back."""
     for module in list(model.modules()):
         if not isinstance(module, AttachedBlock):
             continue
@@ -169,13 +183,15 @@ def remove_entries(model: nn.Module, keys: tuple[str, ...]) -> None:
             if entry.key in keys and entry.shared is None:
                 delattr(module, entry.key)
         module.interlayer_entries = kept
+        if not any(entry.mechanism_in(module).reads_map for entry in kept):
+            module.__dict__.pop("interlayer_layout", None)
         if not kept:
-            for name in ("interlayer_entries", "interlayer_layout", "interlayer_hands_on_grid"):
+            for name in ("interlayer_entries", "interlayer_passes_grid"):
                 module.__dict__.pop(name, None)
             restore(module, AttachedBlock)  # type: ignore[arg-type]
 
 
 def entry_of(block: Any, key: str) -> Entry | None:
-    """The entry of a block's mechanism; None where it has none of that key."""
+    """Returns the entry of a block with this key, or None."""
     entries: tuple[Entry, ...] = getattr(block, "interlayer_entries", ())
     return next((entry for entry in entries if entry.key == key), None)

@@ -1,8 +1,8 @@
-"""The value that travels from block to block: an output, the memories of mechanisms, and the grid of its tokens.
+"""The value that is passed from block to block: an output, the memories of mechanisms, and the grid of the tokens.
 
-An attached block returns its output together with what its mechanisms remember, as one `Carried` value, and the next
-block opens it. Loops, Sequentials and gradient checkpoints hand a block's output to the next block untouched, so
-nothing is kept on a module: a stage can be run twice, checkpointed, compiled, exported and copied.
+An attached block returns its output together with the memories of its mechanisms as one `Carried` value, which the next
+block unpacks. Loops, `nn.Sequential` and gradient checkpointing pass the output of a block to the next block unchanged,
+so nothing is stored on a module: a stage can be run twice, checkpointed, compiled, exported and copied.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Grid = tuple[int, int]
 
 
 class Carried:
-    """A block's output and what travels with it.
+    """The output of a block and the values that are passed on with it.
 
-    Whoever reads it between two blocks of a stage (timm does, to collect intermediate features) sees the output alone:
-    torch functions, indexing and tensor attributes apply to `x`.
+    Code that reads the value between two blocks of a stage (timm does, to collect intermediate features) sees only the
+    output: torch functions, indexing and tensor attributes apply to `x`.
 
     Args:
         x: the output.
-        memories: the mechanisms' memories by their keys; tensors, or trees of them.
-        grid: height and width of the grid that the tokens of `x` form; None where nobody needs to know.
+        memories: the memories of the mechanisms by key; tensors, or trees of tensors.
+        grid: height and width of the grid formed by the tokens of `x`, or None if no mechanism needs it.
     """
 
     def __init__(self, x: Tensor, memories: dict[str, Any], grid: Grid | None = None) -> None:
@@ -41,13 +41,13 @@ class Carried:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is checkpoint:  # torch.compile asks here; the memory belongs into the checkpoint
+        if func is checkpoint:  # called by torch.compile; the memories must enter the checkpoint
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return func(*release(args), **release(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("x", "memories", "grid"):  # not there yet: being copied or unpickled
+        if name in ("x", "memories", "grid"):  # not set yet while being copied or unpickled
             raise AttributeError(name)
         return getattr(self.x, name)
 
@@ -55,11 +55,11 @@ class Carried:
         return self.x[index]
 
     def with_output(self, x: Any) -> Any:
-        """The same with another output; what is not a tensor, such as a list of features, is returned as it is."""
+        """Returns a copy with another output. A value that is not a tensor, such as a list, is returned unchanged."""
         return Carried(x, self.memories, self.grid) if isinstance(x, Tensor) else x
 
 
-# Known to torch as a tree of tensors: checkpoints, sharding and casts of a block's inputs reach what is inside.
+# Registered as a tree of tensors, so that checkpointing, sharding and casts of a block's inputs reach its tensors.
 _pytree.register_pytree_node(
     Carried,
     lambda carried: ([carried.x, carried.memories], carried.grid),
@@ -68,7 +68,7 @@ _pytree.register_pytree_node(
 
 
 def release(value: Any) -> Any:
-    """`value` with every `Carried` in its lists, tuples and dicts replaced by its plain output."""
+    """Returns `value` with every `Carried` in its lists, tuples and dicts replaced by its output."""
     if isinstance(value, Carried):
         return value.x
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
@@ -79,7 +79,7 @@ def release(value: Any) -> Any:
 
 
 class Passing(Extended):
-    """A module between attached blocks that hands on what travels with its input."""
+    """A module between attached blocks that passes on the memories and the grid of its input."""
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Carried):
@@ -88,9 +88,9 @@ class Passing(Extended):
 
 
 class GridPassing(Extended):
-    """A vision transformer for images of any size: its position embedding sends the grid along with the tokens.
+    """A vision transformer for images of any size whose position embedding returns the grid with the tokens.
 
-    The patch embedding returns a map [B, H, W, C], which `_pos_embed` flattens to tokens that do not tell their grid.
+    The patch embedding returns a map [B, H, W, C], which `_pos_embed` flattens to tokens, [B, N, C].
     """
 
     @staticmethod
@@ -109,17 +109,17 @@ class GridPassing(Extended):
 
 
 class AttachedModel(Extended):
-    """A network that runs attached blocks: what it returns, also from the middle of a stage, are plain tensors.
+    """A network with attached blocks. It returns plain tensors, also from the middle of a stage.
 
     Attributes:
-        interlayer_joining: names of the network's own mechanisms whose memory joins its last features.
+        interlayer_joining: names of the network's own mechanisms with a memory that is joined to its last features.
     """
 
     interlayer_joining: tuple[str, ...] = ()
 
     @staticmethod
     def methods(base: Any) -> dict[str, Any]:
-        """The methods of `base` that hand out features, with its signatures, which torch.export reads."""
+        """Returns the methods of `base` that return features, with their signatures, which torch.export reads."""
         names = ("forward", "forward_features", "forward_intermediates")
         wrapped = {name: _releasing(getattr(base, name), name) for name in names if hasattr(base, name)}
         if hasattr(base, "set_grad_checkpointing"):
@@ -128,11 +128,11 @@ class AttachedModel(Extended):
 
 
 def release_from(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Make the network, and every submodule that hands out features of these blocks, return plain tensors."""
+    """Make the network, and every submodule that returns features of these blocks, return plain tensors."""
     for name, module in list(model.named_modules()):
         runs_blocks = not name or any(block.startswith(f"{name}.") for block in blocks)
-        hands_out_features = not name or hasattr(module, "forward_intermediates")
-        if runs_blocks and hands_out_features:
+        returns_features = not name or hasattr(module, "forward_intermediates")
+        if runs_blocks and returns_features:
             extend(module, AttachedModel)
 
 
@@ -150,7 +150,7 @@ def _releasing(method: Any, name: str) -> Any:
 
 
 def _joined(model: Any, features: Any) -> Any:
-    """The last features with the memories that join them."""
+    """Returns the last features joined with the memories of `interlayer_joining`."""
     if isinstance(features, Carried):
         for name in model.interlayer_joining:
             if name in features.memories:

@@ -1,11 +1,12 @@
-"""Giving a module further methods without changing its parameters' names.
+"""Adds methods to a module without changing the names of its parameters.
 
-The class of a module is replaced by a subclass of it made here, so `isinstance` still holds. Such classes are made once
-for each class they extend, and pickle by naming that class.
+`extend` replaces the class of a module by a subclass that it creates, so `isinstance` still holds. Each such class is
+created once per extended class, and is pickled as the original class and the mixins that were added to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -13,19 +14,19 @@ from torch import nn
 
 
 class Extended:
-    """Base class of everything `extend` adds to a class."""
+    """Base class of the mixins that `extend` adds to a class."""
 
     _mixin: type
     _extended: type
 
     @staticmethod
     def methods(base: Any) -> dict[str, Any]:
-        """Methods that are made for the class that is extended."""
+        """Returns the methods that depend on the class that is extended."""
         return {}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
-        return (_new_extended, (self._mixin, self._extended), *reduced[2:])
+        return (_new_extended, (_mixins(type(self)), original_class(self)), *reduced[2:])
 
 
 @cache
@@ -34,32 +35,41 @@ def _extended_class(mixin: Any, base: Any) -> Any:
     return type(f"Attached{base.__name__}", (mixin, base), namespace | mixin.methods(base))
 
 
-def _new_extended(mixin: type, base: type) -> Any:
-    cls = _extended_class(mixin, base)
+def _new_extended(mixins: Sequence[type], base: type) -> Any:
+    cls = _class_with(mixins, base)
     return cls.__new__(cls)
 
 
+def _mixins(cls: Any) -> tuple[type, ...]:
+    """Returns the mixins of a class, in the order in which they were added."""
+    mixins: list[type] = []
+    while issubclass(cls, Extended):
+        mixins.append(cls._mixin)
+        cls = cls._extended
+    return tuple(reversed(mixins))
+
+
+def _class_with(mixins: Sequence[type], base: type) -> Any:
+    for mixin in mixins:
+        base = _extended_class(mixin, base)
+    return base
+
+
 def extend(module: nn.Module, mixin: type) -> None:
-    """Give `module` the methods of `mixin` on top of its own; once is enough."""
+    """Add the methods of `mixin` to `module`, unless it has them already."""
     if not isinstance(module, mixin):
         base: Any = type(module)
         module.__class__ = _extended_class(mixin, base)
 
 
 def restore(module: nn.Module, mixin: type) -> None:
-    """Undo `extend` with this mixin; others that were added to the module stay."""
-    mixins: list[Any] = []
-    cls: Any = type(module)
-    while issubclass(cls, Extended):
-        mixins.append(cls._mixin)
-        cls = cls._extended
-    for kept in reversed([each for each in mixins if each is not mixin]):
-        cls = _extended_class(kept, cls)
-    module.__class__ = cls
+    """Undo `extend` with this mixin. Other mixins of the module are kept."""
+    kept = [each for each in _mixins(type(module)) if each is not mixin]
+    module.__class__ = _class_with(kept, original_class(module))
 
 
-def original_class(module: nn.Module) -> type:
-    """The class that a module had before anything was added to it."""
+def original_class(module: object) -> type:
+    """Returns the class that a module had before any mixin was added."""
     cls: Any = type(module)
     while issubclass(cls, Extended):
         cls = cls._extended

@@ -1,4 +1,4 @@
-"""The papers' ideas as modules, one file an idea."""
+"""The mechanisms of the papers as modules, one file per mechanism."""
 
 from .broadcast import ContextBroadcast, UniformHeadAttention
 from .description import description_differences

@@ -1,18 +1,19 @@
-"""Context broadcasting: uniform attention for transformers, in one line.
+"""Context broadcasting: uniform attention for transformers.
 
 Paper: Scratching Visual Transformer's Back with Uniform Attention, ICCV 2023, section 3.2.
 
     CB    x_i' = (x_i + mean over tokens j of x_j) / 2           Eq. 1; no parameters
     CB_S  x_i' = x_i + Λ ⊙ mean over tokens j of x_j             one parameter for each channel
 
-The mean is over all tokens, class and other prefix tokens included.
+The mean is over all tokens, including class and other prefix tokens.
 
     x   [B, N, C], or [B, H, W, C]
 
 Uniform attention can also be a head of self-attention (Table 1), o = mean over tokens j of v_j: `UniformHeadAttention`.
 
-Deviations: none. The text does not say where Λ starts; here at zero, where CB_S is the identity. Of (B), "comparable"
-parameters, it does not say how; here the other heads' queries and keys are widened.
+Deviations: none. The text does not specify the initial value of Λ; here it is zero, so that CB_S starts as the
+identity. It does not specify how (B) obtains a "comparable" number of parameters; here the queries and keys of the
+other heads are widened.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from .protocol import BlockMechanism, BlockValues, MemoryScope, Place
 class ContextBroadcast(BlockMechanism):
     """Adds the average token to every token. See the module docstring for the equations.
 
-    As a block's mechanism it broadcasts what enters a component, such as the MLP, or what leaves it.
+    As a mechanism of a component, such as the MLP, it is applied to the output or, if `before` is set, to the input.
 
     Args:
-        channels: C, for the scaled form; it is not needed for the other.
-        scaled: CB_S instead of CB.
+        channels: C, required if `scaled` is True.
+        scaled: whether to use CB_S instead of CB.
     """
 
     memory_scope: MemoryScope = "none"
     title = "context broadcasting"
-    placement_options = ("where", "blocks")  # without tensors, a file could not tell its places: they are compared
+    placement_options = ("where", "blocks")  # compared on loading, because CB has no tensors to compare
 
     def __init__(self, channels: int | None = None, *, scaled: bool = False) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class ContextBroadcast(BlockMechanism):
         if scaled and channels is None:
             raise ValueError("the scaled form has one parameter for each channel: give channels=")
         self.scale = nn.Parameter(torch.zeros(channels)) if scaled and channels is not None else None
-        self.before = False  # whether it broadcasts the input of the component that holds it, instead of the output
+        self.before = False  # whether it is applied to the input of the component instead of its output
         record_description(self)
 
     def enter(self, x: Tensor, memory: Any, place: Place) -> tuple[Tensor, Any]:
@@ -63,8 +64,7 @@ class ContextBroadcast(BlockMechanism):
         """
         Args:
             x: tokens, [B, N, C] or [B, H, W, C].
-            chosen: [B, N], True for the tokens of [B, N, C] that count in the average and receive it; all of them
-                unless given.
+            chosen: mask [B, N], True for the tokens of [B, N, C] that are averaged and changed. Default: all tokens.
         """
         if chosen is None:
             return ops.broadcast_context(x, self.scale)
@@ -87,15 +87,15 @@ UniformHead = Literal["head", "wide_head", "extra_head"]
 
 
 class UniformHeadAttention(nn.Module):
-    """Multi-head self-attention one head of which is uniform: it gives every token the average of its values.
+    """Multi-head self-attention with one uniform head, which returns the average of its values for every token.
 
     Args:
         channels: C.
-        heads: heads of the attention whose place it takes.
-        kind: "head" for one of them replaced, its queries and keys gone (A); "wide_head" for the same with the others'
-            queries and keys widened to as many channels as before (B); "extra_head" for one more (C).
-        bias: whether queries, keys and values have one.
-        proj_bias: whether the projection behind the heads has one.
+        heads: number of heads of the attention that it replaces.
+        kind: "head" replaces one head, which has no queries and keys (A). "wide_head" also widens the queries and keys
+            of the other heads to the original number of channels (B). "extra_head" adds a head (C).
+        bias: whether the projections to queries, keys and values have a bias.
+        proj_bias: whether the output projection has a bias.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class UniformHeadAttention(nn.Module):
 
     @torch.no_grad()
     def take_over(self, qkv: nn.Linear, proj: nn.Linear) -> None:
-        """Start from a trained attention: what it has of heads that are still there. The last of its heads is replaced.
+        """Initialize from the weights of a trained attention. The uniform head replaces its last head.
 
-        New queries' and keys' channels start as they are drawn and at zero, so the scores are the old ones; values of
-        an extra head as drawn, its part of the projection at zero.
+        Additional key channels are zero, so the scores do not change. The values of an extra head keep their random
+        initialization, and its columns of the output projection are zero.
         """
         old = qkv.weight.unflatten(0, (3, -1, self.width))  # [3, heads, d, C]
         new = self.qk.weight.unflatten(0, (2, self.learned, self.key_width))

@@ -1,4 +1,4 @@
-"""What every mechanism records of itself beside its tensors."""
+"""Descriptions of mechanisms that are saved with their tensors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-METADATA = "layer_attention"  # entry of a state dict's metadata
+METADATA = "layer_attention"  # key in the metadata of a state dict
 
 
 def record_description(module: nn.Module) -> None:
-    """Save `module.describe()` with its state dict, and refuse to load what was saved with another."""
+    """Save `module.describe()` with the state dict, and report an error on loading if a saved description differs."""
     module.register_state_dict_post_hook(_record_description)
     module.register_load_state_dict_pre_hook(_refuse_other_description)
 
@@ -35,7 +35,7 @@ def _refuse_other_description(
 
 
 def description_differences(name: str, saved: dict[str, str], ours: dict[str, str]) -> list[str]:
-    """One sentence for each entry in which a saved module and this one differ, though their tensors may be alike."""
+    """Returns one sentence for each entry in which the description of a saved module differs from that of this one."""
     return [
         f"{name} was saved with {entry}={saved[entry]}, this model has {entry}={ours[entry]}: "
         f"build the model with the saved {entry} to load these weights"

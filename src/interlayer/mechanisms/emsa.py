@@ -1,9 +1,9 @@
-"""Efficient multi-head self-attention, and attention by pixel as a position encoding.
+"""Efficient multi-head self-attention, and pixel attention as a position encoding.
 
 Paper: ResT: An Efficient Transformer for Visual Recognition, NeurIPS 2021, appendix A.2 to A.4. For tokens x of a map,
 
     q = W_q x                                        from all tokens
-    k, v = W_k y, W_v y,  y = LN(DWConv(x))          from the map shrunk by s: kernel s + 1, stride s, padding s // 2
+    k, v = W_k y, W_v y,  y = LN(DWConv(x))          from the map reduced by s: kernel s + 1, stride s, padding s // 2
     one head:    o = softmax(q kᵀ / sqrt(d)) v
     more heads:  o_j = IN(softmax(sum over i of M[j, i] q_i k_iᵀ / sqrt(d) + bias_j)) v_j
     result = W_o o
@@ -11,9 +11,9 @@ Paper: ResT: An Efficient Transformer for Visual Recognition, NeurIPS 2021, appe
     x        [B, H W, C], the tokens of an H x W map, row by row
     result   [B, H W, C]
 
-`reduction=1` leaves the map as it is. `mixing=False` gives plain multi-head self-attention, the "MSA" of the appendix's
-Table 1. Positions are an attention of each pixel to itself, x ⊙ sigmoid(g(x)), where g is a depthwise convolution.
-Appendix A.4's group linear layer with as many groups as channels is the depthwise convolution of kernel 1.
+`reduction=1` does not reduce the map. `mixing=False` is plain multi-head self-attention, the "MSA" of Table 1 in the
+appendix. Positions are encoded by pixel attention, x ⊙ sigmoid(g(x)), where g is a depthwise convolution. The group
+linear layer of appendix A.4, with one group per channel, is the depthwise convolution with kernel size 1.
 
 Deviations: none.
 """
@@ -28,21 +28,21 @@ Grid = tuple[int, int]
 
 
 class TokenNorm(nn.LayerNorm):
-    """A LayerNorm by `interlayer.ops.layer_norm`."""
+    """A LayerNorm that is computed by `interlayer.ops.layer_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return ops.layer_norm(input, self.weight, self.bias, self.eps)
 
 
 class EfficientAttention(nn.Module):
-    """EMSA.
+    """Efficient multi-head self-attention (EMSA). See the module docstring for the equations.
 
     Args:
         channels: C.
         heads: number of heads.
-        reduction: s.
-        mixing: whether heads mix their scores and are normalised, where there is more than one.
-        proj_drop: dropout behind the last linear layer.
+        reduction: the reduction s of the map for keys and values.
+        mixing: whether the scores of several heads are mixed and normalized.
+        proj_drop: dropout rate after the output projection.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EfficientAttention(nn.Module):
 
 
 class _Shrink(nn.Conv2d):
-    """The depthwise convolution by `interlayer.ops.shrink`."""
+    """A depthwise convolution that is computed by `interlayer.ops.shrink`."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:
@@ -99,7 +99,12 @@ class _Shrink(nn.Conv2d):
 
 
 class PixelAttention(nn.Module):
-    """x ⊙ sigmoid(g(x)) of a map [B, C, H, W]: 3x3 depthwise as published, kernel_size=1 for the group linear layer."""
+    """Returns x ⊙ sigmoid(g(x)) for a map [B, C, H, W], where g is a depthwise convolution.
+
+    Args:
+        channels: C.
+        kernel_size: 3 as in the published program, 1 for the group linear layer.
+    """
 
     def __init__(self, channels: int, kernel_size: int = 3) -> None:
         super().__init__()

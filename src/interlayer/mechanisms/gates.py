@@ -1,11 +1,12 @@
-"""Attention on a residual branch, and its forms in which layers interact: the peers layer attention is compared with.
+"""Attention on a residual branch, with which layer attention is compared.
 
 A gate scales the branch y of a residual block before the shortcut is added.
 
     BranchAttention   any of timm's attention layers on y: SE, ECA, CBAM, GC, NL
-    DIA               one LSTM for all blocks of a stage reads the average of each branch in turn and gives its scale.
+    DIA               one LSTM for all blocks of a stage reads the averages of the branches sequentially and computes
+                      their scales.
                       Huang et al., DIANet: Dense-and-Implicit Attention Network, AAAI 2020, section 3
-    BridgeAttention   the scale is made from the averages of all the block's maps, not of its last alone.
+    BridgeAttention   the scale is computed from the averages of all maps of the block, not only of the last one.
                       Zhao et al., BA-Net: Bridge Attention for Deep Convolutional Neural Networks, ECCV 2022, section 3
 
 Shapes: y [B, C, H, W]; a map inside the branch [B, C_i, H_i, W_i]; averages [B, C]; scales [B, C, 1, 1].
@@ -24,9 +25,9 @@ from torch import Tensor, nn
 from .description import record_description
 from .protocol import BlockMechanism, MemoryScope, Place
 
-REDUCTION = 16  # of the hidden layer of SE and of bridge attention, as their papers have it
-DIA_REDUCTION = 4  # of the hidden layers of DIA's LSTM
-# timm's attention layers, as its ResNets take them. SE as first published has no bias, which RLA's printed counts show.
+REDUCTION = 16  # of the hidden layer of SE and bridge attention, as in their papers
+DIA_REDUCTION = 4  # of the hidden layers of the LSTM of DIA
+# timm's attention layers, as its ResNets use them. SE has no bias here, in agreement with the counts that RLA reports.
 ON_BRANCH: dict[str, Any] = {
     "se": partial(SEModule, rd_ratio=1 / REDUCTION, bias=False),
     "eca": "eca",
@@ -54,7 +55,7 @@ class BranchAttention(BranchGate):
 
     Args:
         channels: C.
-        kind: timm's name of the layer: "se", "eca", "cbam", "gc" or "nl".
+        kind: the name of the layer in timm: "se", "eca", "cbam", "gc" or "nl".
     """
 
     def __init__(self, channels: int, *, kind: str) -> None:
@@ -70,10 +71,10 @@ class BranchAttention(BranchGate):
 
 
 class DIA(BranchGate):
-    """DIANet's attention: y' = y ⊙ h, where (h, c) = LSTM(average of y, (h, c) of the block before), shared by a stage.
+    """Attention of DIANet: y' = y ⊙ h, where (h, c) = LSTM(average of y, (h, c) of the previous block).
 
-    The LSTM's four gates come from two linear layers with a ReLU between them, of the input and of h each, and its
-    output is sigmoid(o) ⊙ sigmoid(c), so that every scale lies between 0 and 1.
+    The blocks of a stage share the LSTM. Its gates are the sum of two functions, of the input and of h, each of two
+    linear layers with a ReLU between them. Its output is sigmoid(o) ⊙ sigmoid(c), so every scale is between 0 and 1.
 
     Args:
         widths: channels of each stage.
@@ -88,11 +89,11 @@ class DIA(BranchGate):
     def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
         average = y.mean((2, 3))
         hidden, cell = memory if memory is not None else (average.new_zeros(average.shape),) * 2
-        linears: Any = self.stages[place.stage]
-        of_input, of_hidden = linears
-        enter, candidate, forget, leave = (of_input(average) + of_hidden(hidden)).chunk(4, 1)
-        cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
-        hidden = leave.sigmoid() * cell.sigmoid()
+        layers: Any = self.stages[place.stage]
+        input_gates, hidden_gates = layers
+        i, g, f, o = (input_gates(average) + hidden_gates(hidden)).chunk(4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.sigmoid()
         return y * hidden[..., None, None], (hidden, cell)
 
 
@@ -106,7 +107,7 @@ class BridgeAttention(BranchGate):
 
     Args:
         channels: C.
-        inner_channels: channels of the maps inside the branch, in order; y itself is the last map.
+        inner_channels: channels of the maps inside the branch, in order, without y, which is the last map.
     """
 
     def __init__(self, channels: int, inner_channels: Sequence[int]) -> None:
@@ -119,6 +120,6 @@ class BridgeAttention(BranchGate):
         self.scale = nn.Linear(hidden, channels, bias=False)
 
     def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
-        averages = [each.mean((2, 3)) for each in (*inner, y)]
+        averages = [x.mean((2, 3)) for x in (*inner, y)]
         bridged = sum(bridge(average) for bridge, average in zip(self.bridges, averages, strict=True))
         return y * self.scale(bridged.relu()).sigmoid()[..., None, None], None  # type: ignore[union-attr]

@@ -5,12 +5,12 @@ Paper: Scaling Local Self-Attention for Parameter Efficient Visual Backbones (Ha
     q = W_q x at every stride-th pixel, k = W_k x, v = W_v x        1x1 convolutions without bias
     result = halo_attention(q, k, v, relative tables)               `interlayer.ops.halo_attention`
 
-There is no output projection: the heads' values lie behind one another, as many channels as W_v gives.
+There is no output projection: the results of the heads are concatenated along the channels.
 
     x        [B, in_channels, H, W]
     result   [B, out_channels, ceil(H / stride), ceil(W / stride)]
 
-Deviations: none. The choices that the text leaves open are those of the operation.
+Deviations: none. See `interlayer.ops.halo_attention` for the choices that the text does not specify.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ Position = Literal["relative", "absolute", "none"]
 
 
 class HaloAttention2d(nn.Module):
-    """Blocked local self-attention over a map; it takes the place of a 3x3 convolution.
+    """Blocked local self-attention over a map, which can replace a 3x3 convolution.
 
     Args:
         in_channels: channels of the map.
-        out_channels: channels of the result, those of the values.
+        out_channels: channels of the values and of the result. Default: `in_channels`.
         heads: number of heads.
-        qk_channels: channels of queries and keys; `in_channels` unless given.
-        block: pixels of a block of queries in each direction, b.
-        halo: pixels around it that are read too, h.
-        stride: pixels between queries: 2 halves the map.
-        centered: whether each query sees the pixels at most `halo` away instead of its block's neighbourhood (SASA).
-        position: "relative"; "absolute" adds factorised encodings of row and column to x (appendix F); "none".
-        size: height and width of the map for which absolute encodings are learnt; others are interpolated. It is read
-            for position="absolute" alone.
-        mask_padding: whether pixels beyond the image are left out.
+        qk_channels: channels of queries and keys. Default: `in_channels`.
+        block: height and width b of a block of queries, in pixels.
+        halo: number h of pixels around a block that are also read.
+        stride: distance of the queries in pixels. A stride of 2 halves the map.
+        centered: whether each query attends to the pixels at most `halo` away instead of its block's neighborhood
+            (SASA).
+        position: "relative", "absolute" for factorized encodings of row and column that are added to x (appendix F), or
+            "none".
+        size: height and width of the map for which absolute encodings are learned. They are interpolated for other
+            sizes. Only used if position="absolute".
+        mask_padding: whether pixels outside the image are masked.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class HaloAttention2d(nn.Module):
             )
         if position == "absolute" and size is None:
             raise ValueError("position='absolute' learns an encoding of each row and column: give size=(height, width)")
-        self.in_channels, self.out_channels = in_channels, out_channels  # as a convolution has them
+        self.in_channels, self.out_channels = in_channels, out_channels  # attributes of a convolution
         self.heads = heads
         self.block = block
         self.halo = halo
@@ -129,7 +131,7 @@ class HaloAttention2d(nn.Module):
 
     @torch.no_grad()
     def resize(self, block: int, halo: int) -> None:
-        """Change block and halo of a trained layer: its relative tables are interpolated linearly (appendix E)."""
+        """Change block and halo of a trained layer by linear interpolation of its relative tables (appendix E)."""
         expect_whole("block", block)
         expect_whole("halo", halo)
         if block < 1 or halo < 0 or block % self.stride:
@@ -145,7 +147,7 @@ class HaloAttention2d(nn.Module):
         self.block, self.halo = block, halo
 
     def describe(self) -> dict[str, str]:
-        """What the tensors do not tell: block and halo of equal sum b + 2h have tables of one size."""
+        """Returns the properties that the tensors do not determine: tables depend only on the sum b + 2h."""
         names = ("heads", "block", "halo", "stride", "centered", "mask_padding")
         return {"mechanism": "HaloAttention2d"} | {name: str(getattr(self, name)) for name in names}
 
@@ -155,7 +157,7 @@ class HaloAttention2d(nn.Module):
 
 
 def _resized(table: Tensor, size: int) -> Tensor:
-    """[channels, n] to [channels, size], linearly, ends on ends; itself where nothing changes."""
+    """Interpolate [channels, n] to [channels, size] linearly, with aligned corners."""
     if table.shape[1] == size:
         return table
     if size == 1:
@@ -164,7 +166,7 @@ def _resized(table: Tensor, size: int) -> Tensor:
 
 
 def resize_halo(model: nn.Module, *, block: int, halo: int) -> nn.Module:
-    """Change block and halo of every local attention in a trained model, in place, and return it (appendix E)."""
+    """Change block and halo of all `HaloAttention2d` of a trained model, in place, and return it (appendix E)."""
     layers: list[Any] = [module for module in model.modules() if isinstance(module, HaloAttention2d)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no HaloAttention2d")
@@ -179,12 +181,15 @@ def resize_halo(model: nn.Module, *, block: int, halo: int) -> nn.Module:
 def fit_halo_tables(
     model: nn.Module, tensors: Mapping[str, Tensor], descriptions: Mapping[str, dict[str, str]]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
-    """Weights trained with another block, halo or image size, made to fit `model`: its tables are interpolated.
+    """Interpolate the tables of weights that were trained with another block, halo or image size to fit `model`.
 
     Args:
         model: the network to be loaded.
-        tensors: its weights by name, tables of any size.
-        descriptions: what the file says of each mechanism. Block and halo are left out of what is returned.
+        tensors: weights by name, with tables of any size.
+        descriptions: the saved description of each mechanism.
+
+    Returns:
+        The weights, and the descriptions without block and halo.
     """
     fitted, kept = dict(tensors), dict(descriptions)
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Layer attention: a layer reads the layers before it in its stage.
+"""Layer attention: a layer attends to the previous layers of its stage.
 
 Paper: Cross-Layer Retrospective Retrieving via Layer Attention (MRLA), Fang et al., ICLR 2023,
 https://openreview.net/forum?id=pvgEL1yS3Ql, sections 3 and 4, appendix A.
@@ -8,29 +8,29 @@ Let x [B, C, H, W] be the output of a block, the t-th of its stage. Every varian
     y = global average of x                        [B, C]
     q = f_Q(y), k = f_K(y)                         [B, D], a Conv1d over the channels each
     V = f_V(x)                                     [B, C, H, W], a 3x3 depthwise convolution
-    O = attention of q over the keys and values the variant gives it, head by head
+    O = attention of q over the keys and values of the variant, computed per head
     x' = x + drop_path(norm(O))
 
-and differs in what O is made of:
+and differs in the definition of O:
 
     MRLALight   O_t = sigmoid(q_t · k_t / sqrt(d)) V_t + lambda_t ⊙ O_{t-1}                    Eq. 8, Algorithms 3, 4
     MRLABase    O_t = sum over s <= t of softmax_s(q_t · k_s / sqrt(d)) V_s                    Eq. 6, Algorithms 1, 2
-    MLA         the same, but k_s and V_s are derived anew by layer t: f_K^t(x_s), f_V^t(x_s)  Eq. 4
+    MLA         MRLABase with k_s and V_s derived by layer t: f_K^t(x_s), f_V^t(x_s)           Eq. 4
     MRLALinear  MRLABase with the kernel φ(q) · φ(k), φ = elu + 1, instead of exp              appendix A.3
 
 CRLA (Table 4 f) is MRLALight with one channel per head. The ablations of Table 4 are options.
 
-Two styles. In a CNN the norm is a BatchNorm2d on O. In a transformer x is normalised by a LayerNorm on the way in and
-O is not normalised on the way out; MRLALight also normalises O_{t-1} and applies GELU to V. Prefix tokens (class,
-distillation, registers) take no part: a host hands over the grid of patch tokens as a map.
+There are two styles. In a CNN, O is normalized by a BatchNorm2d. In a transformer, x is normalized by a LayerNorm and O
+is not normalized; MRLALight also normalizes O_{t-1} and applies GELU to V. Prefix tokens (class, distillation, register
+tokens) are excluded: the network passes the grid of patch tokens as a map.
 
-Where the text leaves a choice: Algorithms 1 to 4 give O_t as the block's output. Both the norm and the sum with x are
-kept here, because without the sum the network would lose its residual path. Lambda starts from a standard normal, the
-only start the reported results are known to come from.
+The text is not explicit on two points. Algorithms 1 to 4 return O_t as the output of the block. The norm and the sum
+with x are kept here, because the network would have no residual path without the sum. Lambda is initialized from a
+standard normal distribution, as in the authors' program.
 
-A reading is a row of options (`READINGS`). `reading="published"` is what the authors' program computes where that
-differs from the text (docs/deviations.md lists every difference): MRLALight takes the block's shortcut for O_{t-1};
-MRLABase has a ReLU between norm and sum in a CNN; in a transformer the normalised prefix tokens are added to the prefix
+A reading is a row of options (`READINGS`). `reading="published"` computes what the authors' program computes where it
+differs from the text (docs/deviations.md lists every difference): MRLALight uses the shortcut of the block as O_{t-1};
+MRLABase has a ReLU between norm and sum in a CNN; in a transformer the normalized prefix tokens are added to the prefix
 tokens. MLA and MRLALinear have no published reading.
 """
 
@@ -57,29 +57,29 @@ LINEAR_REDUCTION = 16  # Table 4 (d): fully connected q and k map C to C / 16 ch
 
 
 def adaptive_kernel_size(channels: int) -> int:
-    """Kernel size of the Conv1d for q and k: the odd number nearest (log2(C) + 1) / 2, as ECA-Net chooses it."""
+    """Returns the kernel size of the Conv1d for q and k: the odd number nearest (log2(C) + 1) / 2, as in ECA-Net."""
     size = int(abs((math.log2(channels) + 1) / 2))
     return size if size % 2 else size + 1
 
 
 class LayerAttention(BlockMechanism):
-    """What the variants share: projections, norms, stochastic depth, the sum with x, and what is recorded in a file.
+    """Base class of the variants: projections, norms, stochastic depth and the sum with x.
 
     Args:
-        channels: C, the width of the block's output.
-        style: "cnn" (norm on the way out) or "transformer" (norm on the way in).
-        channels_per_head: must divide `channels`. The paper: 32 in ResNets, 8 in EfficientNets, 16 in transformers.
+        channels: C, the number of channels of the block's output.
+        style: "cnn" (the output is normalized) or "transformer" (the input is normalized).
+        channels_per_head: must divide `channels`. The paper uses 32 in ResNets, 8 in EfficientNets, 16 in transformers.
         projection: "conv1d", or "linear" for fully connected q and k of C / 16 channels (Table 4 d).
         value_conv: False for V = x (Table 4 c).
         norm_layer: the norm of the "cnn" style.
         drop_path: probability that a sample skips the attention during training.
-        add_prefix: whether a transformer's prefix tokens have their own normalised value added; the reading's unless
-            given.
+        add_prefix: whether the normalized prefix tokens of a transformer are added to the prefix tokens. Default: set
+            by the reading.
         reading: "paper", or "published" for what the authors' program computes.
-        init: "paper", or "identity" to start as x' = x, so that a trained network keeps its function.
+        init: "paper", or "identity" to start with x' = x, which preserves the function of a trained network.
     """
 
-    READINGS: ClassVar[Readings] = {"paper": {}}  # the options in which the readings of a variant differ
+    READINGS: ClassVar[Readings] = {"paper": {}}  # options in which the readings differ
     reads_map = True
 
     def __init__(
@@ -114,9 +114,9 @@ class LayerAttention(BlockMechanism):
         self.heads = channels // channels_per_head
         self.style = style
         self.reading = reading
-        self.add_prefix = self._of_reading("add_prefix", add_prefix, False)
+        self.add_prefix = self._resolve("add_prefix", add_prefix, False)
         self.projection = projection
-        self.layer = 0  # number of the layer in its stage; a host sets it, and a file records it
+        self.layer = 0  # index of the layer in its stage; set by the host and saved with the weights
 
         if projection == "linear":
             self.query: nn.Linear | nn.Conv1d = nn.Linear(channels, channels // LINEAR_REDUCTION, bias=False)
@@ -129,14 +129,14 @@ class LayerAttention(BlockMechanism):
         self.norm_in = nn.LayerNorm(channels, eps=1e-6) if style == "transformer" else None
         self.norm = norm_layer(channels) if style == "cnn" else None
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.scores = nn.Identity()  # the weights pass through here, [B, heads, t]: hook it to see them
+        self.scores = nn.Identity()  # receives the attention weights, [B, heads, t], for forward hooks
 
         record_description(self)
         if init == "identity":
             self._start_as_identity()
 
-    def _of_reading(self, name: str, given: Any, default: Any) -> Any:
-        """An option's value: the one given, or that of the reading."""
+    def _resolve(self, name: str, given: Any, default: Any) -> Any:
+        """Returns the value of an option: the given one, or that of the reading."""
         return self.READINGS[self.reading].get(name, default) if given is None else given
 
     def leave(self, output: Tensor, values: BlockValues, memory: Any, place: Place) -> tuple[Tensor, Any]:
@@ -156,9 +156,9 @@ class LayerAttention(BlockMechanism):
         """
         Args:
             x: the block's output, [B, C, H, W].
-            memory: what the layer before handed on; None in the first layer of a stage.
-            shortcut: the block's shortcut, used where `reads_shortcut` is set.
-            prefix: a transformer's prefix tokens, [B, P, C]; they change where `add_prefix` is set.
+            memory: the memory of the previous layer, or None in the first layer of a stage.
+            shortcut: the shortcut of the block, used if `reads_shortcut` is set.
+            prefix: the prefix tokens of a transformer, [B, P, C], which are changed if `add_prefix` is set.
 
         Returns:
             x', the memory for the next layer, and the prefix tokens.
@@ -174,21 +174,21 @@ class LayerAttention(BlockMechanism):
         return _masked_sum(x, self.activate(output), mask), memory, prefix
 
     def _drop_path_mask(self, x: Tensor) -> Tensor | None:
-        """What each sample's attention is multiplied by, [B]: 0, or 1 over the probability of staying."""
+        """Returns the factor of each sample's attention, [B]: 0, or 1 / (1 - rate). None if nothing is dropped."""
         rate = getattr(self.drop_path, "drop_prob", 0.0)
         if not self.training or not rate:
             return None
         return x.new_empty(x.shape[0]).bernoulli_(1 - rate).div_(1 - rate)
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
-        """O and the memory for the next layer, from the (in a transformer, normalised) map x."""
+        """Returns O and the memory for the next layer, given the map x, which is normalized in a transformer."""
         raise NotImplementedError
 
     def activate(self, output: Tensor) -> Tensor:
         return output
 
     def project(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """Query and key, [N, D] each, of N averaged maps [N, C]."""
+        """Returns queries and keys, [N, D] each, of N averaged maps [N, C]."""
         if self.projection == "linear":
             return self.query(pooled), self.key(pooled)
         weight = torch.cat((self.query.weight, self.key.weight))  # one convolution for both
@@ -200,7 +200,7 @@ class LayerAttention(BlockMechanism):
         return None if self.value is None else self.value.weight
 
     def describe(self) -> dict[str, str]:
-        """What the tensors alone do not tell: modules that differ here compute different functions of equal tensors."""
+        """Returns the properties that the tensors do not determine, although they change the computed function."""
         return {
             "mechanism": type(self).__name__,
             "reading": self.reading,
@@ -209,10 +209,10 @@ class LayerAttention(BlockMechanism):
         }
 
     def _start_as_identity(self) -> None:
-        """Make O (or its norm) zero with gradients that are not."""
+        """Initialize O (or its norm) to zero, with gradients that are not zero."""
         zeroed = self.norm or self.value
         if self.norm_in is not None and (self.value is None or self.add_prefix):
-            zeroed = self.norm_in  # what the values, and where it is added the prefix, are made from
+            zeroed = self.norm_in  # the values, and the prefix tokens that are added, are computed from its output
         assert zeroed is not None
         for parameter in zeroed.parameters():
             nn.init.zeros_(parameter)
@@ -224,15 +224,15 @@ class LayerAttention(BlockMechanism):
 class MRLALight(LayerAttention):
     """MRLA-light: O_t = sigmoid(q_t · k_t / sqrt(d)) V_t + lambda_t ⊙ O_{t-1} (Eq. 8 and 9).
 
-    In the paper's reading O_{t-1} is this attention's own output one layer earlier and nothing in the first layer of a
-    stage. In the published one it is the block's shortcut: its input, projected where the block projects it.
+    In the paper's reading O_{t-1} is the attention output of the previous layer, and zero in the first layer of a
+    stage. In the published reading it is the shortcut of the block: its input, projected if the block has a projection.
 
     Args:
-        memory: False to leave lambda ⊙ O_{t-1} out (Table 4 b).
-        learn_decay: False to fix lambda to one (Table 4 e).
-        attention: False for the depthwise convolution and the norm alone, no q, k or memory (Table 4 g).
-        previous: what O_{t-1} is: the "attention" of the layer before or the block's "shortcut"; the reading's unless
-            given.
+        memory: False omits lambda ⊙ O_{t-1} (Table 4 b).
+        learn_decay: False fixes lambda to one (Table 4 e).
+        attention: False keeps only the depthwise convolution and the norm, without q, k and memory (Table 4 g).
+        previous: O_{t-1}: the "attention" of the previous layer or the "shortcut" of the block. Default: set by the
+            reading.
     """
 
     READINGS: ClassVar[Readings] = {"paper": {}, "published": {"previous": "shortcut", "add_prefix": True}}
@@ -249,7 +249,7 @@ class MRLALight(LayerAttention):
         **shared: Any,
     ) -> None:
         super().__init__(channels, init=init, **shared)
-        previous = self._of_reading("previous", previous, "attention")
+        previous = self._resolve("previous", previous, "attention")
         expect_choice("previous", previous, ("attention", "shortcut"))
         if not attention and (self.projection != "conv1d" or not learn_decay):
             raise ValueError("attention=False leaves out q, k and lambda, so projection and learn_decay mean nothing")
@@ -287,18 +287,18 @@ class MRLALight(LayerAttention):
     def _previous(self, x: Tensor, previous: Tensor | None) -> Tensor:
         if previous is not None:
             return _layer_norm(self.norm_previous, previous)
-        # O_0 = 0. A product with zero, not a skipped term: every parameter keeps a gradient, as DDP expects.
+        # O_0 = 0. The term is multiplied by zero, not skipped: DDP expects a gradient for every parameter.
         return 0 * _layer_norm(self.norm_previous, x.new_zeros(1, self.channels, 1, 1))
 
 
 class MRLABase(LayerAttention):
     """MRLA-base: O_t = sum over s <= t of softmax_s(q_t · k_s / sqrt(d)) V_s (Eq. 6 and 9).
 
-    The memory is every key and value of the stage so far, each once: handing them on copies nothing, and the backward
-    pass keeps t maps for a stage of t layers.
+    The memory contains the keys and values of the stage so far. They are passed on without copies, so a stage of t
+    layers saves t maps for the backward pass.
 
     Args:
-        relu: whether a ReLU stands between the norm and the sum in a CNN; the reading's unless given.
+        relu: whether a ReLU is applied between the norm and the sum in a CNN. Default: set by the reading.
     """
 
     READINGS: ClassVar[Readings] = {"paper": {}, "published": {"relu": True, "add_prefix": True}}
@@ -306,7 +306,7 @@ class MRLABase(LayerAttention):
 
     def __init__(self, channels: int, *, relu: bool | None = None, init: Init = "paper", **shared: Any) -> None:
         super().__init__(channels, init="paper", **shared)
-        self.relu = self._of_reading("relu", relu, False) and self.style == "cnn"
+        self.relu = self._resolve("relu", relu, False) and self.style == "cnn"
         if init == "identity" and self.relu:
             raise ValueError(
                 "init='identity' cannot train the published MRLABase: its ReLU has no gradient where the norm is zero; "
@@ -334,8 +334,8 @@ class MRLALinear(MRLABase):
     """MRLA with the kernel φ(q) · φ(k), φ = elu + 1, in place of exp(q · k / sqrt(d)) (appendix A.3).
 
     Args:
-        constant_memory: carry the paper's sums U and Z instead of the layers. Same result; U has one map for every key
-            channel of a head, so this pays only in stages of more layers than a head has channels.
+        constant_memory: pass on the sums U and Z of the paper instead of the layers. The result is the same. U has one
+            map per key channel of a head, so this saves memory only in stages of more layers than a head has channels.
     """
 
     READINGS: ClassVar[Readings] = {"paper": {}}
@@ -353,10 +353,11 @@ class MRLALinear(MRLABase):
 
 
 class MLA(LayerAttention):
-    """Layer attention as first defined: every layer derives keys and values of all earlier layers anew (Eq. 4).
+    """Multi-head layer attention: every layer derives the keys and values of all previous layers itself (Eq. 4).
 
-    The memory is the earlier layers' maps (in a transformer, each normalised by its own layer) and their averages. The
-    published program mixes layers with heads by a reshape that does not move axes; that is not reproduced.
+    The memory contains the maps of the previous layers (in a transformer, each normalized by its own layer) and their
+    averages. The published program mixes layers with heads by a reshape without a transposition, which is not
+    reproduced.
     """
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
@@ -372,12 +373,12 @@ class MLA(LayerAttention):
 
 
 def _masked_sum(x: Tensor, output: Tensor, mask: Tensor | None) -> Tensor:
-    """x + mask * output in one pass; x + output where there is no mask."""
+    """Returns x + mask * output, or x + output if there is no mask."""
     if mask is None:
         return x + output
     return torch.addcmul(x, output.to(x.dtype), mask.reshape(-1, *(1,) * (x.dim() - 1)))
 
 
 def _layer_norm(norm: nn.Module | None, x: Tensor) -> Tensor:
-    """A LayerNorm over the channels of a [B, C, H, W] map; x itself where there is no norm."""
+    """Apply a LayerNorm over the channels of a [B, C, H, W] map. Returns x if there is no norm."""
     return x if norm is None else norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

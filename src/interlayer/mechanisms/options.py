@@ -1,7 +1,8 @@
-"""Options as data: one frozen record per mechanism, from which checks, errors, help and documentation follow.
+"""Options of mechanisms as frozen dataclasses, which define the checks, error messages, help and documentation.
 
-A record is a frozen dataclass whose fields are made by `option`. `parse` turns what a user gave into a record or raises
-one sentence that names the option and what was expected; `describe` lists the options with their defaults and meaning.
+The fields of such a dataclass, here called a record, are created by `option`. `parse` checks the given options and
+returns a record, or raises an error that names the option and the expected values. `describe` lists the options with
+their defaults and meaning.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Check = Callable[[str, Any], None]
 
 
 class OptionError(ValueError, TypeError):
-    """An option that a mechanism does not have, or a value that it does not take."""
+    """An option that a mechanism does not have, or an invalid value of an option."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,23 +29,23 @@ Record = TypeVar("Record")
 
 
 def option(default: Any, meaning: str, *, check: Check | None = None, shown: str | None = None) -> Any:
-    """A field of a record.
+    """Create a field of a record.
 
     Args:
-        default: its value unless given. None stands for what the mechanism or its host chooses.
-        meaning: one line for help and documentation.
-        check: called with the option's name and a value that was given; raises `OptionError`.
-        shown: the default in words, where the value alone does not tell.
+        default: the default value. None means that the mechanism or the network determines the value.
+        meaning: a description in one line, for help and documentation.
+        check: a function that is called with the name of the option and a given value. It raises `OptionError`.
+        shown: a description of the default, if the value is not self-explanatory.
     """
     return dataclasses.field(default=default, metadata={"meaning": meaning, "check": check, "shown": shown})
 
 
 def parse(record: type[Record], owner: str, given: Mapping[str, Any]) -> Record:
-    """The record of what was given, checked.
+    """Check the given options and return them as a record.
 
     Args:
         record: the dataclass.
-        owner: the mechanism's name, for messages.
+        owner: the name of the mechanism, for messages.
         given: options by name.
     """
     fields = {field.name: field for field in dataclasses.fields(record)}  # type: ignore[arg-type]
@@ -68,7 +69,7 @@ class OptionDescription:
 
 
 def describe(record: type[Any]) -> list[OptionDescription]:
-    """The options of a record, in order."""
+    """Returns the options of a record, in order."""
     return [
         OptionDescription(field.name, field.metadata["shown"] or _shown(field.default), field.metadata["meaning"])
         for field in dataclasses.fields(record)
@@ -80,39 +81,39 @@ def _shown(value: Any) -> str:
 
 
 def values_of(record: Any, *, without: Sequence[str] = ()) -> dict[str, Any]:
-    """A record's values by name, for a constructor that takes options of these names."""
+    """Returns the values of a record by name, for a constructor with arguments of these names."""
     return {
         field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name not in without
     }
 
 
-# Checks. Each is used by records and by the modules that take the same options.
+# Checks, used by records and by modules with the same options.
 
 
 def expect_choice(name: str, value: Any, valid: Sequence[str]) -> None:
-    """Refuse a value that is not one of `valid`."""
+    """Raise an error if `value` is not one of `valid`."""
     if value not in valid:
         raise OptionError(f"{name} must be {' or '.join(map(repr, valid))}, got {value!r}")
 
 
 def expect_flag(name: str, value: Any) -> None:
-    """Refuse a value that is not a bool."""
+    """Raise an error if `value` is not a bool."""
     if not isinstance(value, bool):
         raise OptionError(f"{name} must be true or false, got {value!r}")
 
 
 def expect_whole(name: str, value: Any) -> None:
-    """Refuse a value that is not an int."""
+    """Raise an error if `value` is not an int."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise OptionError(f"{name} must be a whole number, got {value!r}")
 
 
 def expect_positive(name: str, value: Any) -> None:
-    """Refuse a value that is not an int of at least 1."""
+    """Raise an error if `value` is not an int of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def one_of(*valid: str) -> Check:
-    """The check that a value is one of `valid`."""
+    """Returns a check that a value is one of `valid`."""
     return lambda name, value: expect_choice(name, value, valid)

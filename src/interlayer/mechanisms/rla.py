@@ -1,23 +1,23 @@
-"""Recurrent layer aggregation: a small state that every block reads and adds to.
+"""Recurrent layer aggregation: a recurrent state that every block reads and updates.
 
 Paper: Recurrence along Depth: Deep Convolutional Neural Networks with Recurrent Layer Aggregation, NeurIPS 2021,
 section 3.3, Figures 3, 4, 6 and 7. A residual block has an input x, a branch y, a shortcut s and an output
-x' = act(y + s); the state h of k channels travels beside x from the first block to the classifier:
+x' = act(y + s). The state h of k channels is passed along with x from the first block to the classifier:
 
     y  = f([x, h])                       the block reads the state with its input
-    h' = g2(tanh(BN(h + g1(y))))         g1: 1x1 from C to k channels, g2: 3x3 from k to k, BN: the block's own
+    h' = g2(tanh(BN(h + g1(y))))         g1: 1x1 from C to k channels, g2: 3x3 from k to k, BN: one per block
 
-g1 and g2 are shared by the blocks of a stage. h is zero before the first block, average-pooled 2x2 where a block
-strides, and after the last block normalised, activated and concatenated with x for the classifier.
+The blocks of a stage share g1 and g2. h is zero before the first block and average-pooled 2x2 where a block strides.
+After the last block it is normalized, activated and concatenated with x for the classifier.
 
-A convolution of a concatenation is the sum of two, f([x, h]) = f_x(x) + f_h(h), and that is how it is computed here:
-the block keeps its own convolution, and f_h, here `exchanges`, belongs to the aggregation.
+A convolution of a concatenation is computed as the sum of two convolutions, f([x, h]) = f_x(x) + f_h(h). The block
+keeps its own convolution f_x. The convolutions f_h are the `exchanges` of this module.
 
     x, y, s, x'   [B, C, H, W]
     h             [B, k, H, W]; with an LSTM cell also c of the same shape
 
-Deviations: none in what is computed. Of an odd height or width the pooled state keeps the last row and column, as a
-strided convolution with padding does; the published program cannot run there.
+Deviations: none. For an odd height or width the pooled state keeps the last row and column, like a strided convolution
+with padding. The published program does not support such sizes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "unshared": {"shared": False},
     "no_exchange": {"exchange": False},
 }
-# What the authors' programs compute where that differs from the text, by the kind of host and of cell (see
-# docs/deviations.md). Their ResNets add the shortcut in place, so that g1 reads the output x' instead of the branch.
+# Options in which the authors' programs differ from the text, by the kind of network and cell (see docs/deviations.md).
+# Their ResNets add the shortcut in place, so g1 reads the output x' instead of the branch y.
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "residual": {"insert": "output", "cell_bias": False, "head_activation": "relu"},
     "unshared": {"insert": "branch"},
@@ -65,11 +65,11 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What the aggregation needs to know of a stage.
+    """The description of a stage.
 
     Args:
-        widths: channels of each block's branch. Blocks of one width share g1.
-        exchanges: for each block, the path by which the state enters it.
+        widths: channels of the branch of each block. Blocks of the same width share g1.
+        exchanges: for each block, the module f_h by which the state enters it.
     """
 
     widths: Sequence[int]
@@ -77,29 +77,29 @@ class StagePlan:
 
 
 class RLA(BlockMechanism):
-    """The aggregation of a whole network: a stage's convolutions are shared, its norms and exchanges each block's own.
+    """Recurrent layer aggregation of a network. Convolutions are shared per stage, norms and exchanges are per block.
 
     Args:
-        stages: what is known of the host's stages.
-        state_channels: k.
-        insert: what g1 reads: the residual "branch" y, the block's "output" x' or its "shortcut" s.
-        joins: whether g1's result is added "before" the recurrent convolution, h' = g2(tanh(BN(h + g1(·)))), or "after"
-            it, h' = g2(tanh(BN(h))) + g1(·).
-        cell: "preact" as above; "postact" for tanh(BN(g2(h + g1(·)))); "convlstm" and "convgru" for those cells, whose
-            input is tanh(BN(g1(·))), or g1(·) where `cell_norm` is False.
-        shared: False gives every block a g1 and a g2 of its own.
-        exchange: False for blocks that do not read the state.
+        stages: descriptions of the stages of the network.
+        state_channels: number of channels k of the state.
+        insert: the input of g1: the residual "branch" y, the "output" x' or the "shortcut" s of the block.
+        joins: whether the result of g1 is added "before" the recurrent convolution, h' = g2(tanh(BN(h + g1(·)))), or
+            "after" it, h' = g2(tanh(BN(h))) + g1(·).
+        cell: "preact" as above, "postact" for tanh(BN(g2(h + g1(·)))), or a "convlstm" or "convgru" cell with the input
+            tanh(BN(g1(·))), or g1(·) if `cell_norm` is False.
+        shared: whether the blocks of a stage share g1 and g2.
+        exchange: whether blocks read the state.
         depthwise: whether g2 is depthwise, as for MobileNetV2.
         cell_bias: whether the convolutions of an LSTM or GRU cell have a bias.
-        cell_norm: whether the input of an LSTM or GRU cell is normalised.
+        cell_norm: whether the input of an LSTM or GRU cell is normalized.
         one_recurrence: whether all stages share one g2, as in the published MobileNetV2.
-        head_channels: channels of the backbone's last map where a classifier reads the last state; None for no head.
-        join: a convolution of the last state whose result is added to that of the network's own last convolution; None
-            where the last state is concatenated with the last map.
-        head_norm: whether the last state is normalised.
-        head_activation: what follows, "none" for nothing.
-        reading: "paper", or "published" for what the authors' program computes; the host resolves it.
-        init: "paper", or "identity" for a network that starts by ignoring the state.
+        head_channels: channels of the backbone's last map, if a classifier reads the last state. None for no head.
+        join: a convolution of the last state. Its result is added to the result of the network's last convolution. None
+            if the last state is concatenated with the last map.
+        head_norm: whether the last state is normalized.
+        head_activation: the activation of the last state, or "none".
+        reading: "paper" or "published". It is only recorded; the options above determine the computation.
+        init: "paper", or "identity" for a network that ignores the state at initialization.
     """
 
     memory_scope: MemoryScope = "network"
@@ -136,6 +136,8 @@ class RLA(BlockMechanism):
             raise ValueError(f"state_channels must be a whole number of at least 1, got {state_channels}")
         if joins == "after" and cell != "preact":
             raise ValueError(f"joins='after' is defined for cell='preact' alone, got cell={cell!r}")
+        if not cell_norm and cell == "preact":
+            raise ValueError("cell_norm=False is defined for cell='convlstm' and 'convgru', got cell='preact'")
         if depthwise and cell not in ("preact", "postact"):
             raise ValueError(f"depthwise=True is defined for cell='preact' and 'postact', got cell={cell!r}")
         if one_recurrence and not shared:
@@ -151,19 +153,19 @@ class RLA(BlockMechanism):
         def recurrence() -> nn.Module:
             return _recurrence(cell, state_channels, depthwise, cell_bias)
 
-        only = recurrence() if one_recurrence else None
-        self.recurrent = only  # of all stages, where they share one
-        normalise = cell_norm or cell == "preact"
+        self.recurrent = recurrence() if one_recurrence else None  # shared by all stages
+        normalize = cell_norm or cell == "preact"
         self.head_channels = head_channels
-        # without a head nobody reads what the last block would add to the state
+        # Without a head, the last block does not update the state, because nothing reads it.
         updating = [len(plan.widths) for plan in stages]
         updating[-1] -= head_channels is None
         self.stages = nn.ModuleList(
-            _Stage(plan, count, state_channels, recurrence, shared, exchange, normalise, only is not None)
+            _Stage(plan, count, state_channels, recurrence, shared, exchange, normalize, one_recurrence)
             for plan, count in zip(stages, updating, strict=True)
         )
         self.blocks = [len(plan.widths) for plan in stages]
-        self.joins_features = False  # a host sets it where the network itself puts the last state behind its last map
+        self.widens_classifier = False  # set by the host if it has added k inputs to the classifier
+        self.joins_features = False  # set by the host if `forward_features` concatenates the last state
         self.join = join
         self.norm = nn.BatchNorm2d(state_channels) if head_channels is not None and head_norm else None
         for module in self.modules():
@@ -177,7 +179,7 @@ class RLA(BlockMechanism):
                 nn.init.zeros_([m for m in path.modules() if isinstance(m, nn.Conv2d)][-1].weight)
         record_description(self)
 
-    # What a block calls. The memory is the state, and whether it is that of the network's last block.
+    # Methods that a block calls. The memory is the state, and whether it is the state of the network's last block.
 
     def addition(self, x: Tensor, memory: Any, place: Place) -> Tensor | None:
         return self.read(place.stage, place.index, None if memory is None else memory[0], x)
@@ -198,14 +200,14 @@ class RLA(BlockMechanism):
         return output, (state, self.is_last(stage, block))
 
     def join_features(self, features: Tensor, memory: Any) -> Tensor:
-        """The last map with the last state behind it, where the classifier reads both."""
+        """Concatenate the last map and the last state, if the classifier reads both."""
         state, finished = memory
         return torch.cat((features, self.last(state)), 1) if self.joins_features and finished else features
 
-    # What is computed
+    # Computation
 
     def read(self, stage: int, block: int, state: Any, x: Tensor) -> Tensor | None:
-        """What the state adds inside a block of input x: f_h(h), or None without exchange."""
+        """Returns f_h(h), which is added inside a block with input x, or None without exchange."""
         if not self.exchange:
             return None
         path: Any = self.stages[stage].exchanges[block]  # type: ignore[union-attr, index]
@@ -215,18 +217,18 @@ class RLA(BlockMechanism):
         return stage == len(self.blocks) - 1 and block == self.blocks[stage] - 1
 
     def updates(self, stage: int, block: int) -> bool:
-        """Whether a block adds to the state: the last one does for a head alone."""
+        """Whether a block updates the state. The last block does so only if there is a head."""
         return self.head_channels is not None or not self.is_last(stage, block)
 
     def projection(self, stage: int, block: int) -> Tensor:
-        """The weights of g1 for a block."""
+        """Returns the weight of g1 for a block."""
         return self.stages[stage].compression(block).weight  # type: ignore[union-attr, operator]
 
     def update(self, stage: int, block: int, state: Any, inserted: Tensor) -> Any:
-        """The next state h', from the state h and what is inserted, p = g1(·), whose size it takes (Figures 4, 6, 7).
+        """Returns the next state h' from the state h and the projection p = g1(·), [B, k, H, W] (Figures 4, 6, 7).
 
-        With y the branch, s the shortcut and x' = act(y + s) the output of the block, p is g1(y), g1(x') or g1(s) as
-        `insert` says, and
+        With the branch y, the shortcut s and the output x' = act(y + s) of the block, p is g1(y), g1(x') or g1(s),
+        depending on `insert`. h is pooled to the size of p. Then
 
             preact, joins "before"    h' = g2(tanh(BN(h + p)))        v1, v3, v5
             preact, joins "after"     h' = g2(tanh(BN(h))) + p        v2, v4, v6
@@ -234,13 +236,13 @@ class RLA(BlockMechanism):
             convlstm                  (h', c') = LSTM(tanh(BN(p)), (h, c))
             convgru                   h' = GRU(tanh(BN(p)), h)
         """
-        part: Any = self.stages[stage]
-        norm = part.norms[block] if len(part.norms) else nn.Identity()
-        recurrent = self.recurrent or part.recurrence(block)
+        modules: Any = self.stages[stage]
+        norm = modules.norms[block] if len(modules.norms) else nn.Identity()
+        recurrent = self.recurrent or modules.recurrence(block)
         if self.cell in ("convlstm", "convgru"):
             state = self._start(inserted) if state is None else pooled_to(inserted, state)
-            entered = norm(inserted).tanh() if len(part.norms) else inserted
-            return recurrent(entered, state)
+            cell_input = norm(inserted).tanh() if len(modules.norms) else inserted
+            return recurrent(cell_input, state)
         if self.joins == "after":
             state = self._start(inserted) if state is None else pooled_to(inserted, state)
             return recurrent(norm(state).tanh()) + inserted
@@ -250,7 +252,7 @@ class RLA(BlockMechanism):
         return recurrent(norm(joined).tanh())
 
     def last(self, state: Any) -> Tensor:
-        """The last state as the classifier reads it, [B, k, H, W]."""
+        """Returns the last state after its norm and activation, [B, k, H, W]."""
         hidden = self._hidden(state)
         if self.norm is not None:
             hidden = self.norm(hidden)
@@ -270,7 +272,7 @@ class RLA(BlockMechanism):
         return state[0] if isinstance(state, tuple) else state
 
     def describe(self) -> dict[str, str]:
-        """What the tensors alone do not tell: modules that differ here compute different functions of equal tensors."""
+        """Returns the properties that the tensors do not determine, although they change the computed function."""
         return {
             "mechanism": "RLA",
             "reading": self.reading,
@@ -285,7 +287,7 @@ class RLA(BlockMechanism):
 
 
 class _Stage(nn.Module):
-    """The modules of one stage: one g1 for each width and one g2, or one of each for every block."""
+    """The modules of one stage: one g1 per width and one g2, or one of each per block."""
 
     def __init__(
         self,
@@ -295,18 +297,18 @@ class _Stage(nn.Module):
         recurrence: Callable[[], nn.Module],
         shared: bool,
         exchange: bool,
-        normalise: bool,
-        recurrence_elsewhere: bool,
+        normalize: bool,
+        one_recurrence: bool,
     ) -> None:
         super().__init__()
-        read = plan.widths[:updating]
-        widths = list(dict.fromkeys(read)) if shared else list(read)
+        block_widths = plan.widths[:updating]
+        widths = list(dict.fromkeys(block_widths)) if shared else list(block_widths)
         self.shared = shared
-        self.which = [widths.index(width) if shared else block for block, width in enumerate(read)]
+        self.which = [widths.index(width) if shared else block for block, width in enumerate(block_widths)]
         self.compress = nn.ModuleList(nn.Conv2d(width, state_channels, 1, bias=False) for width in widths)
-        count = 0 if recurrence_elsewhere else min(1, updating) if shared else updating
+        count = 0 if one_recurrence else min(1, updating) if shared else updating
         self.recurrent = nn.ModuleList(recurrence() for _ in range(count))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(state_channels) for _ in range(updating if normalise else 0))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(state_channels) for _ in range(updating if normalize else 0))
         self.exchanges = nn.ModuleList(plan.exchanges if exchange else ())
 
     def compression(self, block: int) -> nn.Module:
@@ -327,10 +329,10 @@ class ConvLSTM(nn.Module):
         self.gates = nn.Conv2d(2 * channels, 4 * channels, 3, padding=1, bias=bias)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        hidden, memory = state
-        enter, forget, leave, candidate = self.gates(torch.cat((x, hidden), 1)).chunk(4, 1)
-        memory = forget.sigmoid() * memory + enter.sigmoid() * candidate.tanh()
-        return leave.sigmoid() * memory.tanh(), memory
+        hidden, cell = state
+        i, f, o, g = self.gates(torch.cat((x, hidden), 1)).chunk(4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
 
 
 class ConvGRU(nn.Module):
@@ -359,9 +361,9 @@ def _recurrence(cell: Cell, channels: int, depthwise: bool, bias: bool) -> nn.Mo
 
 
 def pooled_to(like: Tensor, state: Any) -> Any:
-    """The state at the size of `like`: average-pooled 2x2 where a block has strided."""
+    """Returns the state at the size of `like`: average-pooled 2x2 if the size differs."""
     if isinstance(state, tuple):
-        return tuple(pooled_to(like, part) for part in state)
+        return tuple(pooled_to(like, tensor) for tensor in state)
     if state.shape[2:] == like.shape[2:]:
         return state
     return F.avg_pool2d(state, 2, ceil_mode=True, count_include_pad=False)

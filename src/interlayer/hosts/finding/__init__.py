@@ -1,1 +1,1 @@
-"""What a network consists of: calls, stages, the layout of tokens, residual blocks and their components."""
+"""Finds the calls, stages, token layout and residual blocks of a network."""

@@ -1,4 +1,4 @@
-"""Recording which modules a network calls, and what each takes and returns."""
+"""Records the modules that a network calls, with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...mechanisms.protocol import BlockMechanism
 from ..carried import release
 from .probe import AttachError, evaluating, reason
 
 
 @dataclass
 class Call:
-    """One call of a module: its name in the network, what it took and what it returned."""
+    """One call of a module: its name in the network, its input and its output."""
 
     name: str
     module: nn.Module
@@ -28,22 +29,22 @@ class Call:
 
     @property
     def identity_skip(self) -> bool:
-        """False where the block itself says that its input is not added to its output (timm's MBConv blocks)."""
+        """False if the block declares that its input is not added to its output (timm's MBConv blocks)."""
         return bool(getattr(self.module, "has_skip", True))
 
 
 def record_calls(model: nn.Module, image: Tensor) -> list[Call]:
-    """Every call of a module in one forward pass that takes and returns a feature map, in the order of their ends."""
+    """Returns the calls of one forward pass that take and return a feature map, in the order in which they end."""
     calls: list[Call] = []
     handles = []
     for name, module in model.named_modules():
-        if not name:
+        if not name or isinstance(module, BlockMechanism):  # a container may run a shared mechanism
             continue
 
         def record(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-            output, entered = release(output), release(args[0]) if args else None
+            output, first = release(output), release(args[0]) if args else None
             if isinstance(output, Tensor) and output.dim() in (3, 4) and output.shape[0] == image.shape[0]:
-                first = entered if isinstance(entered, Tensor) else None
+                first = first if isinstance(first, Tensor) else None
                 calls.append(Call(name, module, first, output, (*args[1:], *kwargs.values())))
 
         handles.append(module.register_forward_hook(record, with_kwargs=True))
@@ -53,10 +54,10 @@ def record_calls(model: nn.Module, image: Tensor) -> list[Call]:
     except Exception as error:
         raise AttachError(
             f"{type(model).__name__} did not run on a probe image of shape {tuple(image.shape)} ({reason(error)}); "
-            f"give the size it takes with image_size="
+            f"pass the input size of the model as image_size="
         ) from error
     finally:
         for handle in handles:
             handle.remove()
-    times = [call.name for call in calls]
-    return [call for call in calls if times.count(call.name) == 1]  # a module called twice is no single layer
+    names = [call.name for call in calls]
+    return [call for call in calls if names.count(call.name) == 1]  # a module called twice is not a single layer

@@ -1,4 +1,4 @@
-"""Where height, width and channels are in what a block returns, and how it becomes a [B, C, H, W] map and back."""
+"""The layout of a block's output, and its conversion to a [B, C, H, W] map and back."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Layout:
 
     Args:
         kind: "NCHW", "NHWC", or "tokens" for [B, prefix + H W, C].
-        prefix: tokens before the grid (class, distillation, registers).
-        patch_embed: the module that knows the grid of the tokens; None where the block's own arguments tell it.
+        prefix: number of tokens before the grid (class, distillation, register tokens).
+        patch_embed: the module that defines the grid of the tokens, or None if the arguments of the block contain it.
     """
 
     kind: Literal["NCHW", "NHWC", "tokens"]
@@ -28,13 +28,13 @@ class Layout:
     def grid_of(
         self, output: Tensor, carried: Grid | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Grid | None:
-        """Height and width of the token grid; None where the map is not made of tokens.
+        """Returns height and width of the token grid, or None if the output does not consist of tokens.
 
         Args:
-            output: what the block returned.
-            carried: the grid that travelled with the block's input, where one did.
-            args: positional arguments of the block behind its input.
-            kwargs: its keyword arguments.
+            output: the output of the block.
+            carried: the grid that was passed with the input of the block, if any.
+            args: positional arguments of the block after its input.
+            kwargs: keyword arguments of the block.
         """
         if self.kind != "tokens":
             return None
@@ -52,7 +52,7 @@ class Layout:
         return grid[0], grid[1]
 
     def to_map(self, output: Tensor, grid: Grid | None) -> tuple[Tensor, Tensor | None]:
-        """A view of the feature map as [B, C, H, W], and the prefix tokens where there are any."""
+        """Returns a view of the output as a map [B, C, H, W], and the prefix tokens, or None if there are none."""
         if self.kind == "NCHW":
             return output, None
         if self.kind == "NHWC":
@@ -73,7 +73,7 @@ class Layout:
 
 
 def grids_in(arguments: tuple[Any, ...], tokens: int) -> Iterator[Any]:
-    """Pairs (H, W) with H W = tokens among a block's arguments: `block(x, (H, W))` or `block(x, H, W)`."""
+    """Yields the pairs (H, W) with H W = tokens in a block's arguments: `block(x, (H, W))` or `block(x, H, W)`."""
     pairs = [tuple(a) for a in arguments if isinstance(a, (tuple, list, torch.Size)) and len(a) == 2]
     pairs += [(a, b) for a, b in pairwise(arguments) if isinstance(a, int) and isinstance(b, int)]
     for height, width in pairs:

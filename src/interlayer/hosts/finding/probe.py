@@ -1,4 +1,4 @@
-"""Running a model to see how it is built, and leaving it as it was."""
+"""Runs a model to inspect its structure, without changing it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..carried import Grid
 
 
 class AttachError(ValueError):
-    """The network has no place for the mechanism; the message says why."""
+    """The mechanism cannot be attached to the network. The message gives the reason."""
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside the `with` block; afterwards every module is in the mode it was in."""
+    """Set the model to eval mode inside the `with` block, and restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -29,7 +29,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tensor:
-    """One image of the size the model was made for, on its device and in its dtype."""
+    """Returns one random image of the model's input size, device and dtype."""
     first = next((p for p in model.parameters() if p.dim() > 1 and p.is_floating_point()), None)
     if first is None:
         raise AttachError(f"{type(model).__name__} has no weights")
@@ -48,7 +48,7 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
 
     convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if convolution is not None and convolution.in_channels != channels:
-        # either built with another in_chans, or a stem that rearranges pixels before it convolves: the model tells
+        # Either in_chans differs from the default, or the stem rearranges pixels before it convolves. Running decides.
         with evaluating(model), torch.no_grad(), suppress(Exception):
             model(image_of(convolution.in_channels))
             channels = convolution.in_channels
@@ -56,7 +56,7 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
 
 
 def run_once(model: nn.Module, image_size: int | Grid | None = None) -> None:
-    """Run the model in eval mode on one image, and on two words where it reads both."""
+    """Run the model in eval mode on one image, and on two text tokens if it is a ViLT."""
     with evaluating(model), torch.no_grad():
         vilt = vilt_of(model)
         if vilt is None:
@@ -69,24 +69,24 @@ def run_once(model: nn.Module, image_size: int | Grid | None = None) -> None:
 
 
 def vilt_of(model: nn.Module) -> Any:
-    """The ViltModel in `model`, or None."""
+    """Returns the ViltModel in `model`, or None."""
     vilts = (m for m in model.modules() if type(m).__name__ == "ViltModel" and m.__module__.startswith("transformers."))
     return next(vilts, None)
 
 
 def match(mechanism: nn.Module, place: nn.Module) -> None:
-    """Bring a new mechanism to the device, dtype and mode of what it joins."""
+    """Move a new mechanism to the device, dtype and mode of the module that it is attached to."""
     reference = next(p for p in place.parameters() if p.is_floating_point())
     mechanism.to(device=reference.device, dtype=reference.dtype).train(place.training)
 
 
 def reason(error: Exception) -> str:
-    """An error's message on one line, or its kind where it has none."""
+    """Returns the message of an error on one line, or its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def checked_size(size: int | Sequence[int]) -> Grid:
-    """Height and width of an image, from one number or two."""
+    """Returns height and width of an image, given one number or two."""
     sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
     whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides)
     if len(sides) != 2 or not whole or isinstance(size, str):

@@ -1,9 +1,8 @@
 """Residual blocks and their components: the branch y, the shortcut s and the output act(y + s).
 
-timm adds the shortcut inside the block, in place, so none of them can be seen from outside. Mechanisms that work inside
-a block run it through these functions instead. They follow `timm.models.resnet` and
-`timm.models._efficientnet_blocks`; a test compares them with those. The residual networks of this library are made of
-`ComponentBlock`s.
+timm adds the shortcut inside the block, in place, so the components cannot be observed from outside. Blocks with
+mechanisms that work inside them are run by these functions instead, which follow `timm.models.resnet` and
+`timm.models._efficientnet_blocks`. The residual networks of this library consist of `ComponentBlock` modules.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ class ComponentBlock(nn.Module):
     """A residual block that can be run component by component.
 
     Attributes:
-        branch_channels: channels of its branch, and of its output.
-        inner_channels: channels of the maps inside the branch, behind each convolution but the last.
-        pools_last: whether the branch is pooled before it is added, and so has the input's resolution until then.
-        unsupported_reason: why no mechanism can work inside the block, or None.
+        branch_channels: channels of the branch, and of the output.
+        inner_channels: channels of the maps inside the branch, after each convolution except the last.
+        pools_last: whether the branch keeps the resolution of the input until it is pooled before the addition.
+        unsupported_reason: the reason why no mechanism can work inside the block, or None.
     """
 
     branch_channels: int
@@ -53,7 +52,7 @@ class ComponentBlock(nn.Module):
 
 
 def unsupported_reason(block: Any) -> str | None:
-    """Why a block cannot be run component by component, or None."""
+    """Returns the reason why a block cannot be run component by component, or None."""
     if isinstance(block, ComponentBlock):
         return block.unsupported_reason
     if isinstance(block, (BasicBlock, Bottleneck)):
@@ -75,13 +74,13 @@ def unsupported_reason(block: Any) -> str | None:
 
 
 def _runs_as_timms(block: Any) -> bool:
-    """Whether a ResNet block runs by timm's own forward, and so as `_run_resnet_block` does."""
+    """Whether a ResNet block uses the forward method of timm, which `_run_resnet_block` reproduces."""
     cls: Any = original_class(block)
     return cls.forward in (BasicBlock.forward, Bottleneck.forward)
 
 
 def branch_channels(block: Any) -> int:
-    """Channels of the branch, and so of the block's output."""
+    """Returns the channels of the branch, and of the output of the block."""
     if isinstance(block, ComponentBlock):
         return block.branch_channels
     if isinstance(block, Bottleneck):
@@ -92,12 +91,12 @@ def branch_channels(block: Any) -> int:
 
 
 def last_norm(block: BasicBlock | Bottleneck) -> Any:
-    """The norm at the end of a ResNet block's branch."""
+    """Returns the norm at the end of a ResNet block's branch."""
     return block.bn3 if isinstance(block, Bottleneck) else block.bn2
 
 
 def inner_channels(block: Any) -> list[int]:
-    """Channels of the maps inside the branch, behind each convolution but the last."""
+    """Returns the channels of the maps inside the branch, after each convolution except the last."""
     if isinstance(block, ComponentBlock):
         return block.inner_channels
     if isinstance(block, Bottleneck):
@@ -106,11 +105,11 @@ def inner_channels(block: Any) -> list[int]:
 
 
 def make_exchange(block: Any, state_channels: int) -> nn.Module:
-    """The path by which a state of k channels enters the block.
+    """Create the module by which a state of k channels enters the block.
 
-    A convolution of [x, h] is the sum of a convolution of x and one of h. In a ResNet the second is a copy of the first
-    convolution for k channels. In MobileNetV2 the state joins behind the expansion (appendix B.2.1), so it takes the
-    depthwise convolution, norm and activation of its own k channels, and a projection of its own.
+    A convolution of [x, h] is the sum of a convolution of x and a convolution of h. In a ResNet the second is a
+    convolution like the first one, with k input channels. In MobileNetV2 the state is concatenated after the expansion
+    (appendix B.2.1), so it has its own depthwise convolution, norm, activation and projection.
     """
     if isinstance(block, ComponentBlock):
         return block.make_exchange(state_channels)
@@ -128,14 +127,14 @@ def make_exchange(block: Any, state_channels: int) -> nn.Module:
 
 
 class Pointwise(nn.Conv2d):
-    """A 1x1 convolution by `interlayer.ops.pointwise`."""
+    """A 1x1 convolution that is computed by `interlayer.ops.pointwise`."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return ops.pointwise(input, weight)
 
 
 def conv_like(conv: nn.Conv2d, in_channels: int, *, depthwise: bool = False) -> nn.Conv2d:
-    """A convolution of other input channels with the kernel, stride and output of `conv`, without bias."""
+    """Create a convolution like `conv`, without bias, for another number of input channels."""
     out_channels, groups = (in_channels, in_channels) if depthwise else (conv.out_channels, 1)
     if conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.padding == (0, 0) and not depthwise:
         return Pointwise(in_channels, out_channels, 1, bias=False)
@@ -155,11 +154,12 @@ def run_block(
     """Run a block component by component.
 
     Args:
-        block: one for which `unsupported_reason` is None.
-        x: its input.
-        addition: added to the result of the first convolution; for a state, what the module of `make_exchange` returns.
-        gate: a function of the branch y and the maps inside it that returns another branch.
-        weight: [k, C, 1, 1] of a 1x1 convolution of the branch, computed together with the end of the block.
+        block: a block for which `unsupported_reason` returns None.
+        x: the input of the block.
+        addition: a tensor that is added to the result of the first convolution. For a state, it is the result of the
+            module that `make_exchange` creates.
+        gate: a function of the branch y and the maps inside it that returns the new branch.
+        weight: weight [k, C, 1, 1] of a 1x1 convolution of the branch, computed together with the end of the block.
     """
     if isinstance(block, ComponentBlock):
         return block.run_components(x, addition=addition, gate=gate, weight=weight)
@@ -209,7 +209,7 @@ def _run_inverted_residual(
 
 
 def norm_unsupported_reason(norm: nn.Module) -> str | None:
-    """Why a norm cannot be computed by `interlayer.ops.residual_end` from its tensors alone, or None."""
+    """Returns the reason why `interlayer.ops.residual_end` cannot compute a norm from its tensors, or None."""
     if isinstance(norm, BatchNormAct2d):
         if not (isinstance(norm.act, nn.Identity) and isinstance(norm.drop, nn.Identity)):
             return "the norm has an activation"
@@ -252,7 +252,7 @@ def projection(y: Tensor, weight: Tensor | None) -> Tensor | None:
 
 
 def _gated(y: Tensor, inner: list[Tensor], gate: Gate | None, after: list[nn.Module]) -> Tensor:
-    """The branch behind its norm: the gate, and what else follows."""
+    """Apply the gate and the modules after it to the normalized branch."""
     if gate is not None:
         y = gate(y, inner)
     for module in after:

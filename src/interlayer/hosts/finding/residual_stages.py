@@ -1,4 +1,4 @@
-"""Finding the residual blocks of a network that mechanisms can work inside of, by stages."""
+"""Finds the residual blocks of a network that mechanisms can work inside of, by stage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .residual import ComponentBlock, unsupported_reason
 
 
 def residual_stages(model: nn.Module, calls: list[Call]) -> list[list[Call]]:
-    """The residual blocks of a network that runs nothing but those between its stem and its head, by stages.
+    """Returns the residual blocks by stage. The network must run only these blocks between its stem and its head.
 
-    A stage of a ResNet is what its author named one; elsewhere it is the blocks whose branches are of one resolution.
+    A stage of a ResNet is the container of its blocks. In other networks it consists of the blocks with branches of the
+    same resolution.
     """
     name = type(model).__name__
     blocks = [call for call in calls if unsupported_reason(call.module) is None]
@@ -32,8 +33,7 @@ def residual_stages(model: nn.Module, calls: list[Call]) -> list[list[Call]]:
     for before, block in pairwise(blocks):
         if block.input is not before.output:
             raise AttachError(
-                f"{name} runs something between {before.name} and {block.name}, so nothing can be handed on from one "
-                f"to the other"
+                f"{name} runs something between {before.name} and {block.name}, so no memory can be passed between them"
             )
     stages: list[list[Call]] = []
     keys: list[Any] = []
@@ -49,7 +49,7 @@ def residual_stages(model: nn.Module, calls: list[Call]) -> list[list[Call]]:
 
 
 def _why_not(module: nn.Module) -> str | None:
-    """What speaks against a block that looks like a residual one."""
-    of_efficientnet = type(module).__module__.endswith("._efficientnet_blocks") and hasattr(module, "feature_info")
-    looks = of_efficientnet or isinstance(module, (BasicBlock, Bottleneck, ComponentBlock))
+    """Returns the reason why a module that looks like a residual block is not supported, or None."""
+    is_efficientnet = type(module).__module__.endswith("._efficientnet_blocks") and hasattr(module, "feature_info")
+    looks = is_efficientnet or isinstance(module, (BasicBlock, Bottleneck, ComponentBlock))
     return unsupported_reason(module) if looks else None

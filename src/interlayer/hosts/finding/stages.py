@@ -1,10 +1,10 @@
-"""Finding the blocks and stages of a network from the network itself.
+"""Finds the blocks and stages of a network by running it.
 
-A probe image is run through the model and every module call is recorded. A block is a module, not a mere container,
-that holds at least two convolutions or linear layers and hands a feature map of the same shape on to a sibling like
-it. A stage is a chain of blocks in which each takes the very tensor the one before returned, all of one output shape.
-The outermost such level wins: a ConvNeXt stage is opened to find its blocks, a block is not opened to find its
-submodules.
+A probe image is run through the model and every module call is recorded. A block is a module, other than a container,
+that holds at least two convolutions or linear layers and passes a feature map to a similar sibling with the same output
+shape. A stage is a chain of blocks with the same output shape in which the input of each block is the output tensor of
+the previous one. The outermost such level is used: the blocks of a ConvNeXt are found inside its stages, but blocks are
+not searched for further blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .calls import Call, record_calls
 from .layout import Layout, grids_in
 from .probe import AttachError, probe_image
 
-ISOTROPIC_STAGES = 3  # a network of one shape throughout is cut into three stages, as the paper cuts DeiT (B.1.1)
+ISOTROPIC_STAGES = 3  # a network with a single output shape is split into three stages, like DeiT in the paper (B.1.1)
 
 Stages = Sequence[int] | Sequence[Sequence[str]]
 
 
 @dataclass
 class Stage:
-    """Consecutive blocks of one output shape."""
+    """Consecutive blocks with the same output shape."""
 
     blocks: list[Call]
     layout: Layout
@@ -40,13 +40,13 @@ class Stage:
 
 
 def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: int | Grid | None = None) -> list[Stage]:
-    """The stages of `model`, found by running an image through it.
+    """Find the stages of `model` by running an image through it.
 
     Args:
         model: any module that takes a batch of images.
-        stages: the stages instead, as lengths (4, 4, 4) of successive runs of the blocks found, or as module names
-            [["layer1.0", "layer1.1"], ["layer2.0"]].
-        image_size: size of the probe image where the model does not tell its own.
+        stages: the stages, if they are given: lengths (4, 4, 4) of successive stages of the blocks that are found, or
+            module names [["layer1.0", "layer1.1"], ["layer2.0"]].
+        image_size: size of the probe image, if the model does not define it.
     """
     image = probe_image(model, image_size)
     size = (image.shape[-2], image.shape[-1])
@@ -66,7 +66,7 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
             + (
                 reasons[0]
                 if reasons
-                else "no module of two or more weights hands a single feature map of one shape on to another like it; "
+                else "no module with two or more weights passes a feature map to a similar module of the same shape; "
                 "blocks that pass tuples or lists are not supported (name others with stages=[[...], ...])"
             )
         )
@@ -81,7 +81,7 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
 
 
 def find_chains(model: nn.Module, image_size: int | Grid | None = None) -> list[list[Call]]:
-    """The blocks of `model` in chains of one shape, whatever they hand on: for mechanisms that need no map."""
+    """Returns the blocks of `model` in chains with the same output shape, for mechanisms that do not read a map."""
     return _chains_of(record_calls(model, probe_image(model, image_size)))
 
 
@@ -90,7 +90,7 @@ def _chains_of(calls: list[Call]) -> list[list[Call]]:
 
 
 def _find_blocks(calls: list[Call], singles: bool = True) -> list[Call]:
-    """The calls that are blocks, in the order they run. `singles` admits networks of one block a stage."""
+    """Returns the calls of blocks, in the order in which they run. `singles` allows stages of one block."""
     candidates = [call for call in calls if call.input is not None and _is_block_like(call.module)]
     scopes: dict[str, list[Call]] = {}
     names = {call.name for call in candidates}
@@ -103,7 +103,7 @@ def _find_blocks(calls: list[Call], singles: bool = True) -> list[Call]:
         for chain in chains
         if not any(_inside(scope, block.name) for other in repeated.values() for c in other for block in c)
     ]
-    if not outermost:  # one block a stage: modules of one class, each of another shape, with no candidates inside
+    if not outermost:  # one block per stage: modules of one class with different shapes and no candidates inside
         innermost = [c for c in candidates if not any(o is not c and _inside(o.name, c.name) for o in candidates)]
         alike = [c for c in innermost if type(c.module) is type(innermost[-1].module)]
         shapes = {tuple(c.output.shape) for c in alike}
@@ -124,7 +124,7 @@ def _is_block_like(module: nn.Module) -> bool:
 
 
 def _scope(name: str, candidates: set[str]) -> str:
-    """The nearest enclosing module that is itself a candidate; containers are transparent."""
+    """Returns the nearest enclosing module that is a candidate, or an empty string."""
     while "." in name:
         name = name.rpartition(".")[0]
         if name in candidates:
@@ -137,7 +137,7 @@ def _inside(name: str, outer: str) -> bool:
 
 
 def _chains(blocks: list[Call]) -> list[list[Call]]:
-    """Cut blocks into runs in which each takes the tensor the one before returned and gives the same shape."""
+    """Split blocks into chains in which each block takes the output of the previous one and keeps its shape."""
     chains: list[list[Call]] = []
     for block in blocks:
         previous = chains[-1][-1] if chains else None
@@ -149,9 +149,9 @@ def _chains(blocks: list[Call]) -> list[list[Call]]:
 
 
 def _are_names(stages: Any) -> bool:
-    """Whether `stages` are lists of names rather than lengths; anything else is refused."""
+    """Whether `stages` are lists of names rather than lengths. Raises an error for other values."""
     if isinstance(stages, Sequence) and not isinstance(stages, str) and len(stages):
-        if all(isinstance(stage, int) for stage in stages):
+        if all(isinstance(stage, int) and not isinstance(stage, bool) for stage in stages):
             return False
         lists = [stage for stage in stages if isinstance(stage, Sequence) and not isinstance(stage, str) and len(stage)]
         names = [name for stage in lists for name in stage]
@@ -166,7 +166,7 @@ def _are_names(stages: Any) -> bool:
 
 
 def _depth_before_pruning(model: nn.Module, chain: list[Call]) -> int:
-    """How many blocks the network had: timm cuts off those behind the last feature asked for, and its stages stay."""
+    """Returns the number of blocks before timm pruned those after the last requested feature."""
     container = chain[0].name.rpartition(".")[0].rpartition(".")[2]
     listed = [getattr(module, "feature_info", None) for module in model.modules()]
     counts = [
@@ -178,12 +178,12 @@ def _depth_before_pruning(model: nn.Module, chain: list[Call]) -> int:
 
 
 def _cut_evenly(chain: list[Call], count: int, depth: int) -> list[list[Call]]:
-    """`count` runs of `depth` blocks, as equal as possible, longer ones first; those that the chain still has."""
+    """Split `depth` blocks into `count` stages of nearly equal length, longer ones first, without pruned blocks."""
     count = min(count, depth)
-    lengths, left = [], len(chain)
-    for run in range(count):
-        lengths.append(min(left, depth // count + (run < depth % count)))
-        left -= lengths[-1]
+    lengths, remaining = [], len(chain)
+    for index in range(count):
+        lengths.append(min(remaining, depth // count + (index < depth % count)))
+        remaining -= lengths[-1]
     return _cut_by_length([chain], [length for length in lengths if length])
 
 
@@ -210,7 +210,7 @@ def _named_chains(model: nn.Module, calls: list[Call], stages: Iterable[Sequence
         if type(modules[name]) is nn.Sequential:
             raise AttachError(f"stages= names {name!r}, a plain Sequential: name the blocks inside it")
         if name not in by_name:
-            raise AttachError(f"stages= names {name!r}, which does not return one feature map, once in a forward pass")
+            raise AttachError(f"stages= names {name!r}, which must run once and return one feature map")
     return [_checked_chain([by_name[name] for name in stage]) for stage in stages]
 
 
@@ -222,7 +222,7 @@ def _checked_chain(blocks: list[Call]) -> list[Call]:
                 f"and {block.name} {tuple(block.output.shape[1:])}"
             )
         if block.input is not before.output:
-            raise AttachError(f"{block.name} does not take what {before.name} returns, so they are no one stage")
+            raise AttachError(f"{block.name} does not take what {before.name} returns, so they do not form a stage")
     return blocks
 
 
@@ -232,18 +232,18 @@ def _describe(model: nn.Module, chain: list[Call], image_size: Grid) -> Stage:
     if block.output.dim() == 3:
         return Stage(chain, _token_layout(model, block), shape[-1])
     kind = "NCHW" if _fits(shape[2:4], image_size) else "NHWC"
-    if kind == "NCHW" and _fits(shape[1:3], image_size):  # both fit: the width is the one the weights know
+    if kind == "NCHW" and _fits(shape[1:3], image_size):  # both fit: the weights determine the channels
         widths = {size for p in block.module.parameters() for size in p.shape}
         kind = "NHWC" if shape[1] not in widths and shape[3] in widths else "NCHW"
     if kind == "NHWC" and not _fits(shape[1:3], image_size):
         raise AttachError(
-            f"{block.name} returns {tuple(shape[1:])}, whose height and width do not follow from the image {image_size}"
+            f"{block.name} returns {tuple(shape[1:])}, which does not match the aspect ratio of the image {image_size}"
         )
     return Stage(chain, Layout(kind), shape[1] if kind == "NCHW" else shape[3])  # type: ignore[arg-type]
 
 
 def _fits(grid: Sequence[int], image_size: Grid) -> bool:
-    """Whether `grid` can be the image at a lower resolution: the same reduction in both directions, up to rounding."""
+    """Whether `grid` can be the image at a lower resolution, reduced equally in both directions up to rounding."""
     (height, width), (image_height, image_width) = grid, image_size
     reductions = range(1, max(image_size) + 1)
     return any(

@@ -1,1 +1,1 @@
-"""Where each kind of mechanism goes, one file a kind."""
+"""Places each kind of mechanism in a network, one file per kind."""

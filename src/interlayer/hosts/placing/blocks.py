@@ -1,4 +1,4 @@
-"""Putting a mechanism into every block of a stage: what all kinds that follow `BlockMechanism` share."""
+"""Adds mechanisms to the blocks of a network, for all kinds that implement `BlockMechanism`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Any
 from torch import nn
 
 from ...mechanisms.protocol import BlockMechanism, Place
-from ..block import AttachedBlock, add_entry
+from ..block import AttachedBlock, add_entry, hold
 from ..carried import GridPassing, Passing, release_from
 from ..extending import extend, restore
 from ..finding.calls import Call
-from ..finding.layout import Layout
-from ..finding.probe import match
+from ..finding.probe import AttachError, match
 from ..finding.stages import Stage, find_chains
 
 
 def place_in_stage(
     model: nn.Module, key: str, number: int, stage: Stage, mechanisms: Sequence[BlockMechanism], blocks: Any = None
 ) -> None:
-    """Give each block of a stage one mechanism, in the block's device, dtype and mode.
+    """Add one mechanism to each block of a stage, with the device, dtype and mode of the block.
 
     Args:
         model: the network.
         key: the name of the mechanisms' memory, and of their submodules in the blocks.
-        number: of the stage.
-        stage: as `find_stages` found it.
-        mechanisms: one for each block.
-        blocks: the stage's blocks that are given one, where not all are.
+        number: the index of the stage.
+        stage: a stage that `find_stages` returned.
+        mechanisms: one mechanism for each block.
+        blocks: the blocks that are given a mechanism. Default: all blocks of the stage.
     """
     blocks = stage.blocks if blocks is None else blocks
     for index, (block, mechanism) in enumerate(zip(blocks, mechanisms, strict=True)):
@@ -38,43 +37,75 @@ def place_in_stage(
 
 
 def place_shared(model: nn.Module, key: str, mechanism: BlockMechanism, stages: Sequence[Sequence[Call]]) -> None:
-    """Give all blocks of a network one mechanism together, which the network holds under its key."""
+    """Add one mechanism to all blocks of a network, which holds it as the submodule `key`."""
     match(mechanism, model)
-    model.add_module(key, mechanism)
+    hold(model, key, mechanism)
     for number, stage in enumerate(stages):
         for index, block in enumerate(stage):
             add_entry(block.module, key, mechanism, Place(number, index, len(stage)), shared=True)
     release_from(model, [block.name for stage in stages for block in stage])
 
 
-def let_grid_travel(model: nn.Module, layouts: Sequence[Layout], image_size: Any) -> None:
-    """In a vision transformer for images of any size, send the grid of the tokens along with them.
+def let_grid_travel(model: nn.Module, image_size: Any) -> None:
+    """Pass the grid of the tokens from block to block, in a vision transformer for images of any size.
 
-    The grid then reaches a block as part of its input: two images of as many patches but other grids can be in flight
-    together, each block recomputed for its own.
+    The grid is part of the input of a block. Two images with the same number of patches but different grids can be in
+    flight at the same time, and a block that is recomputed reads the grid of its own input.
     """
-    embeds = [layout.patch_embed for layout in layouts if layout.patch_embed is not None]
+    readers = map_readers(model)
+    layouts = [block.interlayer_layout for block in readers.values()]
+    embeds = [layout.patch_embed for layout in layouts if layout is not None and layout.patch_embed is not None]
     flexible = next((embed for embed in embeds if not getattr(embed, "strict_img_size", True)), None)
     owner: Any = next((m for m in model.modules() if getattr(m, "patch_embed", None) is flexible), None)
     if flexible is None or not hasattr(owner, "_pos_embed"):
         return
-    extend(owner, GridPassing)
-    for name in ("norm_pre", "patch_drop"):  # between the position embedding and the first block
-        between = getattr(owner, name, None)
-        if isinstance(between, nn.Module) and not isinstance(between, nn.Identity):
-            extend(between, Passing)
     chain = [block.module for blocks in find_chains(model, image_size) for block in blocks]
-    attached = [index for index, block in enumerate(chain) if isinstance(block, AttachedBlock)]
-    for block in chain[: attached[-1]]:  # the last one returns a plain tensor
-        if isinstance(block, AttachedBlock):
-            block.interlayer_hands_on_grid = True
+    inner = [name for name, module in readers.items() if module not in chain]
+    if inner:
+        raise AttachError(
+            f"{inner[0]} is not a block of the network but inside one, where the grid of an image of any size does not "
+            f"reach it: name blocks, or build the network without dynamic_img_size"
+        )
+    last = max(index for index, block in enumerate(chain) if block in readers.values())
+    before: list[Any] = [getattr(owner, name, None) for name in ("norm_pre", "patch_drop")]  # the first block
+    before = [module for module in before if isinstance(module, nn.Module) and not isinstance(module, nn.Identity)]
+    carry_grid([owner, *before, *chain[:last]])
+
+
+def map_readers(model: nn.Module) -> dict[str, Any]:
+    """Returns the blocks with a mechanism that reads a feature map, by name."""
+    blocks = ((name, module) for name, module in model.named_modules() if isinstance(module, AttachedBlock))
+    return {
+        name: block
+        for name, block in blocks
+        if any(entry.mechanism_in(block).reads_map for entry in block.interlayer_entries)
+    }
+
+
+def grid_carriers(model: nn.Module) -> list[nn.Module]:
+    """Returns the modules that pass the grid of the tokens on."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, GridPassing | Passing) or getattr(module, "interlayer_passes_grid", False)
+    ]
+
+
+def carry_grid(modules: Sequence[nn.Module]) -> None:
+    """Make these modules pass the grid of the tokens on."""
+    for module in modules:
+        if hasattr(module, "_pos_embed"):
+            extend(module, GridPassing)
+        elif isinstance(module, AttachedBlock):
+            restore(module, Passing)  # type: ignore[arg-type]
+            module.interlayer_passes_grid = True
         else:
-            extend(block, Passing)
+            extend(module, Passing)
 
 
 def stop_grid(model: nn.Module) -> None:
-    """Undo `let_grid_travel`."""
-    for module in list(model.modules()):
+    """Undo `carry_grid` for all modules of a network."""
+    for module in grid_carriers(model):
+        module.__dict__.pop("interlayer_passes_grid", None)
         for mixin in (GridPassing, Passing):
-            if isinstance(module, mixin):
-                restore(module, mixin)
+            restore(module, mixin)

@@ -1,4 +1,4 @@
-"""Where context broadcasting goes: into the MLPs or the attention of transformers and mixers."""
+"""Places context broadcasting in the MLPs or the attention of transformers and mixers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .vilt import KEY, BroadcastingOutput, Tokens, place_in_vilt, take_out_of_vi
 
 Where = Literal["end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"]
 HEADS = ("head", "wide_head", "extra_head")
-COMPONENTS = {  # of a block, by the names timm's transformers and mixers give them
+COMPONENTS = {  # components of a block, by their names in timm's transformers and mixers
     "end": ("mlp", "mlp_channels"),
     "front": ("mlp", "mlp_channels"),
     "middle": ("mlp.act", "mlp_channels.act"),
@@ -34,23 +34,24 @@ class ContextBroadcastOptions:
 
     where: Where = option(
         "end",
-        'of the MLP; "middle", "front", after the "attention", "both" (Table 4); a uniform "head" in place of one of '
-        'the attention\'s, a "wide_head" of equal parameters, an "extra_head" (Table 1)',
+        'at the "end", in the "middle" or at the "front" of the MLP, after the "attention", or "both" at the end of '
+        'the MLP and after the attention (Table 4); as a uniform "head" that replaces a head of the attention, a '
+        '"wide_head" with an equal number of parameters, or an "extra_head" (Table 1)',
         check=one_of("end", "middle", "front", "attention", "both", *HEADS),
     )  # fmt: skip
     blocks: Literal["upper", "all"] = option(
         "upper", 'the "upper" half of the blocks, or "all" (Table 2)', check=one_of("upper", "all")
     )
     scaled: bool = option(
-        False, "CB_S: the average is added with one learnt factor a channel, zero at the start", check=expect_flag
+        False, "CB_S: the average is scaled by one learnable factor per channel, initialized to zero", check=expect_flag
     )
     spare_pyramid: bool = option(
         False,
-        "leave out the last block of every stage, which a detector's pyramid reads (section 4.4)",
+        "skip the last block of every stage, which the feature pyramid of a detector reads (section 4.4)",
         check=expect_flag,
     )
     tokens: Tokens = option(
-        "both", 'of Hugging Face\'s ViLT: "image" or "text" tokens (section 4.7); padding never counts',
+        "both", 'the tokens of Hugging Face\'s ViLT: "image", "text" or "both" (section 4.7), without padding',
         check=one_of("image", "text", "both"),
     )  # fmt: skip
 
@@ -58,7 +59,7 @@ class ContextBroadcastOptions:
 def place_context_broadcast(
     model: nn.Module, options: ContextBroadcastOptions, *, image_size: int | Grid | None = None
 ) -> None:
-    """Broadcast the context in the blocks of a transformer or mixer."""
+    """Add context broadcasting to the blocks of a transformer or mixer."""
     where, scaled, spare_pyramid = options.where, options.scaled, options.spare_pyramid
     name = type(model).__name__
     vilt = vilt_of(model)
@@ -76,7 +77,7 @@ def place_context_broadcast(
     chosen = found if options.blocks == "all" else found[len(found) // 2 :]
     chosen = [entry for entry in chosen if not (spare_pyramid and entry[1])]
     if not chosen:
-        raise AttachError(f"{name} has no block left to broadcast in: every one ends a stage")
+        raise AttachError(f"{name} has no blocks left for context broadcasting: each of them is the last of a stage")
     if where in HEADS:
         if scaled:
             raise AttachError(f"where={where!r} is a head of the attention, which has no scaled form")
@@ -94,7 +95,7 @@ def place_context_broadcast(
 
 
 def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: str) -> None:
-    made = []
+    layers = []
     for block in blocks:
         attention: Any = getattr(block.module, "attn", None)
         if type(attention) is not Attention:
@@ -106,13 +107,13 @@ def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: s
             raise AttachError(f"the attention of {block.name} in {name} has norms, a gate or dropout")
         channels, bias = attention.qkv.in_features, attention.qkv.bias is not None
         if channels != attention.num_heads * attention.head_dim or attention.proj.out_features != channels:
-            raise AttachError(f"the heads of {block.name} in {name} do not share out its {channels} channels")
+            raise AttachError(f"the heads of {block.name} in {name} do not add up to its {channels} channels")
         proj_bias = attention.proj.bias is not None
         layer = UniformHeadAttention(channels, attention.num_heads, kind, bias=bias, proj_bias=proj_bias)
         match(layer, attention)
         layer.take_over(attention.qkv, attention.proj)
-        made.append((f"{block.name}.attn", layer))
-    for path, layer in made:
+        layers.append((f"{block.name}.attn", layer))
+    for path, layer in layers:
         replace(model, path, layer)
 
 
@@ -133,7 +134,7 @@ def _component(block: Any, place: str, name: str) -> nn.Module:
 def _widths(
     model: nn.Module, components: list[tuple[nn.Module, str]], name: str, image_size: int | Grid | None
 ) -> dict[nn.Module, int]:
-    """The channels that each component returns; refuses one that returns something else than tokens of one image."""
+    """Returns the output channels of each component, which must return the tokens of one image."""
     shapes: dict[nn.Module, tuple[int, ...]] = {}
     handles = [
         component.register_forward_hook(lambda module, args, output: shapes.__setitem__(module, tuple(output.shape)))
@@ -148,7 +149,7 @@ def _widths(
         shape = shapes[component]
         layers = [module for module in component.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
         linear = [module.out_features for module in layers if isinstance(module, nn.Linear)]
-        channels_last = shape[-1] == linear[-1] if linear else not layers  # convolutions alone give [B, C, H, W]
+        channels_last = shape[-1] == linear[-1] if linear else not layers  # only convolutions: [B, C, H, W]
         if len(shape) not in (3, 4) or shape[0] != 1 or not channels_last:
             raise AttachError(
                 f"{name} gives {shape} at where={place!r} for one image, not its tokens, [1, N, C] or [1, H, W, C]: "
@@ -158,7 +159,7 @@ def _widths(
 
 
 def broadcasts(model: nn.Module) -> list[tuple[str, Any]]:
-    """Name and module of every broadcast, and of every attention with a uniform head."""
+    """Returns name and module of every `ContextBroadcast` and `UniformHeadAttention`."""
     found = [
         (f"{name}.{KEY}", getattr(module, KEY))
         for name, module in model.named_modules()

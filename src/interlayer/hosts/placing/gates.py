@@ -1,4 +1,4 @@
-"""Where attention on the branch goes: into every residual block, before its shortcut is added."""
+"""Places attention on the branch of every residual block, before the shortcut is added."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GATES = ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
 
 
 def gate_key(kind: str) -> str:
-    """The name of a gate's module, in each block or, where blocks share it, in the network."""
+    """Returns the name of a gate's submodule in each block or, if it is shared, in the network."""
     return f"{kind}_gate"
 
 
 def place_gates(model: nn.Module, options: NoOptions, *, kind: str, image_size: int | Grid | None = None) -> None:
-    """Put attention on the branch of every residual block: one of timm's layers, "dia" or "bridge"."""
+    """Add attention to the branch of every residual block: one of timm's layers, "dia" or "bridge"."""
     key = gate_key(kind)
     stages = residual_stages(model, record_calls(model, probe_image(model, image_size)))
     name = type(model).__name__

@@ -1,4 +1,4 @@
-"""Where layer attention goes: behind every block of a stage."""
+"""Places layer attention after every block of a stage."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from ..carried import Grid
 from ..finding.calls import Call
 from ..finding.probe import AttachError
 from ..finding.stages import Stage, Stages, find_stages
-from .blocks import let_grid_travel, place_in_stage
+from .blocks import place_in_stage
 
-KEY = "mrla"  # the name under which a block holds its layer attention, and so the prefix of its parameters
+KEY = "mrla"  # name of the submodule in a block, and prefix of its parameters
 CHANNELS_PER_HEAD = {"cnn": 32, "mbconv": 8, "transformer": 16}  # section 5.1
-PLACING = ("channels_per_head", "drop_path", "stages", "blocks")  # options that the host resolves
+PLACING = ("channels_per_head", "drop_path", "stages", "blocks")  # options that are resolved here
 
 
 def _expect_drop_path(name: str, value: Any) -> None:
-    if value != "backbone" and not (isinstance(value, int | float) and 0 <= value < 1):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "backbone" and not (number and 0 <= value < 1):
         raise OptionError(f"drop_path must be a probability below 1 or 'backbone', got {value!r}")
 
 
@@ -43,36 +44,38 @@ class LayerAttentionOptions:
     """Options of every form of layer attention."""
 
     projection: Projection = option(
-        "conv1d", 'q and k; "linear" for fully connected layers to C / 16 channels (Table 4 d)',
+        "conv1d", 'the projections to q and k: "conv1d", or "linear" to C / 16 channels (Table 4 d)',
         check=one_of("conv1d", "linear"),
     )  # fmt: skip
-    value_conv: bool = option(True, "False for V = x, without the depthwise convolution (Table 4 c)", check=expect_flag)
+    value_conv: bool = option(True, "False omits the depthwise convolution, V = x (Table 4 c)", check=expect_flag)
     channels_per_head: int | None = option(
-        None, "must divide every width if given", check=expect_whole,
-        shown="32 (CNN), 8 (MBConv), 16 (transformer), or the largest smaller divisor of the width",
+        None, "must divide the channels of every stage", check=expect_whole,
+        shown="32 (CNN), 8 (MBConv), 16 (transformer), or the largest smaller divisor of the channels",
     )  # fmt: skip
     drop_path: float | Literal["backbone"] = option(
-        0.0, 'the attention\'s own stochastic depth; "backbone" uses the rate of each block', check=_expect_drop_path
+        0.0,
+        'stochastic depth rate of the attention; "backbone" uses the rate of each block',
+        check=_expect_drop_path,
     )
-    init: Init = option(
-        "paper", '"identity" leaves the network\'s function as it is', check=one_of("paper", "identity")
-    )
+    init: Init = option("paper", '"identity" preserves the function of the network', check=one_of("paper", "identity"))
     reading: Reading = option(
         "paper",
-        '"published" for what the authors\' program computes (deviations.md)',
+        '"published" computes what the authors\' program computes (deviations.md)',
         check=one_of("paper", "published"),
     )
     add_prefix: bool | None = option(
         None,
-        "add the normalised prefix tokens of a transformer to themselves",
+        "add the normalized prefix tokens of a transformer to the prefix tokens",
         check=expect_flag,
-        shown="the reading's",
+        shown="set by the reading",
     )
     stages: Stages | None = option(
-        None, "lengths such as (6, 6), or lists of block names", shown="found from the model"
+        None,
+        "lengths such as (6, 6), or lists of block names such as [['layer3.0', 'layer3.1']]",
+        shown="found from the model",
     )
     blocks: Literal["auto", "all"] = option(
-        "auto", '"all" takes blocks without an identity skip (in MBConv networks) too', check=one_of("auto", "all")
+        "auto", '"all" includes blocks without an identity skip (in MBConv networks)', check=one_of("auto", "all")
     )
 
 
@@ -80,14 +83,14 @@ class LayerAttentionOptions:
 class LightOptions(LayerAttentionOptions):
     """Options of MRLA-light."""
 
-    memory: bool = option(True, "False leaves out lambda times the previous output (Table 4 b)", check=expect_flag)
+    memory: bool = option(True, "False omits lambda times the previous output (Table 4 b)", check=expect_flag)
     learn_decay: bool = option(True, "False fixes lambda to one (Table 4 e)", check=expect_flag)
     attention: bool = option(
-        True, "False keeps the depthwise convolution and norm alone (Table 4 g)", check=expect_flag
+        True, "False keeps only the depthwise convolution and the norm (Table 4 g)", check=expect_flag
     )
     previous: Previous | None = option(
-        None, 'the previous output: the "attention" of the layer before or the block\'s "shortcut"',
-        check=one_of("attention", "shortcut"), shown="the reading's",
+        None, 'the previous output: the "attention" of the previous layer or the "shortcut" of the block',
+        check=one_of("attention", "shortcut"), shown="set by the reading",
     )  # fmt: skip
 
 
@@ -96,16 +99,18 @@ class BaseOptions(LayerAttentionOptions):
     """Options of MRLA-base."""
 
     relu: bool | None = option(
-        None, "a ReLU between the norm and the sum in a CNN", check=expect_flag, shown="the reading's"
+        None, "apply a ReLU between the norm and the sum in a CNN", check=expect_flag, shown="set by the reading"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearOptions(LayerAttentionOptions):
-    """Options of the linearised form."""
+    """Options of the linearized form."""
 
     constant_memory: bool = option(
-        False, "carry the sums U and Z instead of the layers: for stages deeper than a head is wide", check=expect_flag
+        False,
+        "pass on the sums U and Z, for stages of more layers than a head has channels",
+        check=expect_flag,
     )
 
 
@@ -118,7 +123,7 @@ def place_layer_attention(
     fixed_channels_per_head: int | None = None,
     image_size: int | Grid | None = None,
 ) -> None:
-    """Put layer attention of class `make` behind the blocks of `model`."""
+    """Add layer attention of class `make` after the blocks of `model`."""
     channels_per_head, stages = options.channels_per_head, options.stages
     if channels_per_head is None:
         channels_per_head = fixed_channels_per_head
@@ -150,9 +155,19 @@ def place_layer_attention(
             placed.append((stage, chosen, made))
     if not placed:
         raise AttachError(f"{type(model).__name__} has no block with an identity skip; blocks='all' takes every block")
+    _refuse_meaningless(options, {attention.style for _, _, made in placed for attention in made}, type(model).__name__)
     for number, (stage, chosen, made) in enumerate(placed):
         place_in_stage(model, KEY, number, stage, made, chosen)
-    let_grid_travel(model, [stage.layout for stage, _, _ in placed], image_size)
+
+
+def _refuse_meaningless(options: LayerAttentionOptions, styles: set[str], name: str) -> None:
+    """Raise an error for options that were given and would have no effect in this network."""
+    if options.add_prefix and "transformer" not in styles:
+        raise OptionError(f"add_prefix=True adds prefix tokens, which {name} does not have: leave it out")
+    if getattr(options, "relu", None) and "cnn" not in styles:
+        raise OptionError(f"relu=True follows the norm of a CNN, which {name} is not: leave it out")
+    if getattr(options, "previous", None) and not (options.memory and options.attention):  # type: ignore[attr-defined]
+        raise OptionError("previous= has no effect where memory=False or attention=False leaves out that output")
 
 
 def _default_channels_per_head(stage: Stage, style: str) -> int:
@@ -162,7 +177,7 @@ def _default_channels_per_head(stage: Stage, style: str) -> int:
 
 
 def _norm_layer_for(model: nn.Module) -> Callable[[int], nn.Module]:
-    """BatchNorm2d, unless the network has other norms and none of that kind: then a LayerNorm over the channels."""
+    """Returns BatchNorm2d, or LayerNorm2d if the network has norms and none of them is a batch norm."""
     norms = [module for module in model.modules() if "Norm" in type(module).__name__]
     if norms and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in norms):
         return partial(LayerNorm2d, eps=1e-6)

@@ -1,8 +1,8 @@
-"""Where local attention goes: in the place of a network's spatial convolutions."""
+"""Replaces the spatial convolutions of a network by local attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,27 +21,32 @@ class LocalAttentionOptions:
     """Options of blocked local attention."""
 
     stages: Sequence[int] | None = option(
-        None, "the stages, from 1, whose 3x3 convolutions are replaced, such as (3, 4)", shown="all"
+        None, "numbers, from 1, of the stages in which 3x3 convolutions are replaced, such as (3, 4)", shown="all"
     )
     last: int | None = option(
-        None, "how many of those convolutions, counted from the end: 3 for the backbones of section 4.6", shown="all"
+        None,
+        "number of convolutions to replace, counted from the end: 3 for the backbones of section 4.6",
+        shown="all",
     )
-    block: int = option(8, "b: blocks of b x b queries", check=expect_whole)
-    halo: int = option(3, "h: a block reads (b + 2h) x (b + 2h) pixels", check=expect_whole)
-    channels_per_head: int = option(16, "channels of a head's values", check=expect_whole)
+    block: int = option(8, "size b of the blocks of b x b queries", check=expect_whole)
+    halo: int = option(3, "size h of the halo: a block reads (b + 2h) x (b + 2h) pixels", check=expect_whole)
+    channels_per_head: int = option(16, "channels of the values of a head", check=expect_whole)
     position: Position = option(
-        "relative", '"absolute" (appendix F) or "none"', check=one_of("relative", "absolute", "none")
+        "relative",
+        'position encoding: "relative", "absolute" (appendix F) or "none"',
+        check=one_of("relative", "absolute", "none"),
     )
-    centered: bool = option(False, "SASA's windows of 2h + 1 pixels around each query", check=expect_flag)
+    centered: bool = option(False, "use the windows of SASA, the 2h + 1 pixels around each query", check=expect_flag)
 
 
 def place_local_attention(
     model: nn.Module, options: LocalAttentionOptions, *, image_size: int | Grid | None = None
 ) -> None:
-    """Put local attention in the place of 3x3 convolutions of a network of residual stages."""
+    """Replace 3x3 convolutions of a network of residual stages by local attention."""
     name = type(model).__name__
     stages, last, channels_per_head = options.stages, options.last, options.channels_per_head
-    if isinstance(stages, int) or not (last is None or isinstance(last, int)) or channels_per_head < 2:
+    numbered = stages is None or (isinstance(stages, Sequence | Set) and all(map(_is_whole, stages)))
+    if not numbered or not (last is None or _is_whole(last)) or channels_per_head < 2:
         raise AttachError(
             f"expected stages such as (3, 4), a whole number for last and channels_per_head of at least 2, got "
             f"{stages=}, {last=}, {channels_per_head=}"
@@ -60,12 +65,16 @@ def place_local_attention(
         found = [entry for entry in found if entry[0] in stages]
     if last is not None:
         if not 1 <= last <= len(found):
-            raise AttachError(f"expected last from 1 to {len(found)}, the convolutions there are, got {last}")
+            raise AttachError(f"expected last from 1 to {len(found)}, the number of convolutions, got {last}")
         found = found[-last:]
-    made = [_attention(path, conv, size, options) for _, path, conv, size in found]
-    for (_, path, conv, _), layer in zip(found, made, strict=True):
+    layers = [_attention(path, conv, size, options) for _, path, conv, size in found]
+    for (_, path, conv, _), layer in zip(found, layers, strict=True):
         match(layer, conv)
         replace(model, path, layer)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _attention(path: str, conv: nn.Conv2d, size: tuple[int, int], options: LocalAttentionOptions) -> HaloAttention2d:
@@ -88,19 +97,19 @@ def _attention(path: str, conv: nn.Conv2d, size: tuple[int, int], options: Local
 
 
 def local_attentions(model: nn.Module) -> list[tuple[str, Any]]:
-    """Name and module of every local attention that stands where a convolution stood."""
+    """Returns name and module of every local attention that replaced a convolution."""
     return [(name, layer) for name, layer in replaced_layers(model) if isinstance(layer, HaloAttention2d)]
 
 
 def take_out_local_attention(model: nn.Module) -> None:
-    """Undo `place_local_attention`: the convolutions come back as they were."""
+    """Undo `place_local_attention`: the convolutions are restored with their weights."""
     put_back(model, HaloAttention2d)
 
 
 def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple[int, str, nn.Conv2d, tuple[int, int]]]:
-    """Stage, name, module and input size of every plain 3x3 convolution inside a block of a stage, as they run.
+    """Returns stage, name, module and input size of every plain 3x3 convolution in the stages, in execution order.
 
-    A stage is what the network lists among its features (`feature_info`), beyond its stem.
+    The stages are those that the network lists in `feature_info`, without the stem.
     """
     listed = [getattr(module, "feature_info", None) for module in model.modules()]
     info: Any = next((entry for entry in listed if entry), [])

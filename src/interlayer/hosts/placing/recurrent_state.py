@@ -1,4 +1,4 @@
-"""Where a recurrent state goes: along all residual blocks of a network, and into its head."""
+"""Places recurrent layer aggregation in all residual blocks of a network, and in its head."""
 
 from __future__ import annotations
 
@@ -22,64 +22,64 @@ from ..finding.residual import ComponentBlock
 from ..finding.residual_stages import residual_stages
 from .blocks import place_shared
 
-KEY = "rla"  # the name of the state among what is carried, and of its module in a network
+KEY = "rla"  # name of the memory, and of the submodule in the network
 
 
 def _expect_variant(name: str, value: Any) -> None:
-    if value not in VARIANTS:
+    if value not in list(VARIANTS):
         raise OptionError(f"unknown variant {value!r} of rla, expected one of {', '.join(VARIANTS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentStateOptions:
-    """Options of recurrent layer aggregation. None stands for the variant's or the reading's value."""
+    """Options of recurrent layer aggregation. None selects the value of the variant or the reading."""
 
-    state_channels: int = option(32, "channels k of the state", check=expect_positive)
+    state_channels: int = option(32, "number of channels k of the state", check=expect_positive)
     variant: str = option("v1", f"a row of Tables 6 and 11: {', '.join(VARIANTS)}", check=_expect_variant)
     insert: Insert | None = option(
-        None, 'what g1 reads: the "branch", the "output" or the "shortcut"',
-        check=one_of("branch", "output", "shortcut"), shown="the variant's",
+        None, 'the input of g1: the "branch", the "output" or the "shortcut" of the block',
+        check=one_of("branch", "output", "shortcut"), shown="set by the variant",
     )  # fmt: skip
     joins: Joins | None = option(
-        None, 'whether g1\'s result is added "before" or "after" the recurrent convolution',
-        check=one_of("before", "after"), shown="the variant's",
+        None, 'add the result of g1 "before" or "after" the recurrent convolution',
+        check=one_of("before", "after"), shown="set by the variant",
     )  # fmt: skip
     cell: Cell | None = option(
-        None, '"preact", "postact", "convlstm" or "convgru"',
-        check=one_of("preact", "postact", "convlstm", "convgru"), shown="the variant's",
+        None, 'the recurrent cell: "preact", "postact", "convlstm" or "convgru"',
+        check=one_of("preact", "postact", "convlstm", "convgru"), shown="set by the variant",
     )  # fmt: skip
     shared: bool | None = option(
-        None, "False gives every block a g1 and a g2 of its own", check=expect_flag, shown="the variant's"
+        None, "False gives every block its own g1 and g2", check=expect_flag, shown="set by the variant"
     )
     exchange: bool | None = option(
-        None, "False for blocks that do not read the state", check=expect_flag, shown="the variant's"
+        None, "False if blocks do not read the state", check=expect_flag, shown="set by the variant"
     )
     depthwise: bool | None = option(
-        None, "a depthwise recurrent convolution", check=expect_flag, shown="True in MobileNetV2"
+        None, "use a depthwise recurrent convolution", check=expect_flag, shown="True in MobileNetV2"
     )
     cell_bias: bool | None = option(
-        None, "biases in the convolutions of an LSTM or GRU cell", check=expect_flag, shown="the reading's"
+        None, "use biases in the convolutions of an LSTM or GRU cell", check=expect_flag, shown="set by the reading"
     )
-    cell_norm: bool = option(True, "False leaves the input of an LSTM or GRU cell as it is", check=expect_flag)
-    head_norm: bool | None = option(None, "a norm on the last state", check=expect_flag, shown="the reading's")
+    cell_norm: bool = option(True, "False omits norm and tanh on the input of an LSTM or GRU cell", check=expect_flag)
+    head_norm: bool | None = option(None, "normalize the last state", check=expect_flag, shown="set by the reading")
     head_activation: Activation | None = option(
-        None, 'what follows that norm: "tanh", "relu" or "none"', check=one_of("tanh", "relu", "none"),
-        shown="the reading's",
+        None, 'the activation after that norm: "tanh", "relu" or "none"', check=one_of("tanh", "relu", "none"),
+        shown="set by the reading",
     )  # fmt: skip
     reading: Reading = option(
         "paper",
-        '"published" for what the authors\' program computes (deviations.md)',
+        '"published" computes what the authors\' program computes (deviations.md)',
         check=one_of("paper", "published"),
     )
     init: Init = option(
-        "paper", '"identity" starts with a network that ignores the state', check=one_of("paper", "identity")
+        "paper", '"identity" initializes the network to ignore the state', check=one_of("paper", "identity")
     )
 
 
 def place_recurrent_state(
     model: nn.Module, options: RecurrentStateOptions, *, image_size: int | Grid | None = None
 ) -> Callable[[], None] | None:
-    """Let a state run along the residual blocks of a ResNet, a MobileNetV2 or a pre-activated network."""
+    """Add a recurrent state to the residual blocks of a ResNet, a MobileNetV2 or a pre-activated network."""
     name = type(model).__name__
     calls = record_calls(model, probe_image(model, image_size))
     stages = residual_stages(model, calls)
@@ -87,17 +87,17 @@ def place_recurrent_state(
     preactivated = isinstance(blocks[0], ComponentBlock)
     inverted = not preactivated and not isinstance(blocks[0], (BasicBlock, Bottleneck))
     if options.reading == "published" and preactivated:
-        raise AttachError(f"no program of the paper's authors has {name}: rla has reading='paper' here")
+        raise AttachError(f"the authors published no program for {name}: rla has reading='paper' here")
     if preactivated and options.head_activation == "none":
-        raise OptionError(f"head_activation='none' means nothing in {name}, whose own ReLU follows")
+        raise OptionError(f"head_activation='none' has no effect in {name}, which applies its own ReLU")
     chosen = _resolved(options, inverted, preactivated)
     if chosen["insert"] == "shortcut" and not all(_has_shortcut(block) for block in blocks):
         raise AttachError(f"{name} has blocks without a shortcut: insert='shortcut' has nothing to read there")
     head = _find_head(model, preactivated)
     if head is not None and head.at is not None:
-        entered = next((call.input for call in calls if call.module is head.at), None)
-        if entered is not stages[-1][-1].output:
-            raise AttachError(f"something lies between the last block of {name} and what would read the last state")
+        head_input = next((call.input for call in calls if call.module is head.at), None)
+        if head_input is not stages[-1][-1].output:
+            raise AttachError(f"{name} runs another module between its last block and the one that reads the state")
     channels = options.state_channels
     rla = RLA(
         [
@@ -117,11 +117,11 @@ def place_recurrent_state(
     place_shared(model, KEY, rla, stages)
     if head is not None:
         head.join(model, rla, options.init)
-    return partial(_wake_branches, blocks) if options.init == "paper" and rla.insert == "branch" else None
+    return partial(_reset_zero_branches, blocks) if options.init == "paper" and rla.insert == "branch" else None
 
 
 def _resolved(options: RecurrentStateOptions, inverted: bool, preactivated: bool) -> dict[str, Any]:
-    """The options of `RLA`: defaults, then the reading's row, then the variant's, then what was given."""
+    """Returns the options of `RLA`: defaults, overridden by the reading, the variant and the given options."""
     chosen: dict[str, Any] = {
         "insert": "branch", "joins": "before", "cell": "preact", "shared": True, "exchange": True,
         "depthwise": inverted, "cell_bias": True, "cell_norm": True, "head_norm": True,
@@ -139,21 +139,26 @@ def _resolved(options: RecurrentStateOptions, inverted: bool, preactivated: bool
 
 
 def detach_head(model: Any) -> None:
-    """Undo what `place_recurrent_state` did to the network's head."""
+    """Undo the changes of `place_recurrent_state` to the head of the network."""
     for module in list(model.modules()):
         if isinstance(module, JoiningHead):
             del module.interlayer_state
             restore(module, JoiningHead)  # type: ignore[arg-type]
-    model.__dict__.pop("interlayer_joining", None)
-    rla = getattr(model, KEY)
-    if rla.head_channels is not None and rla.join is None:
-        _set_width(model, -rla.state_channels, "paper")
+    for owner in list(model.modules()):
+        rla: Any = owner._modules.get(KEY)
+        if not isinstance(rla, RLA):
+            continue
+        joining = tuple(name for name in owner.__dict__.pop("interlayer_joining", ()) if name != KEY)
+        if joining:
+            owner.interlayer_joining = joining  # type: ignore[assignment]
+        if rla.widens_classifier:
+            _set_width(owner, -rla.state_channels, "paper")
 
 
 class JoiningHead(Extended):
-    """A module behind the last block that reads the last state: a norm beside it, or a convolution of both."""
+    """A module after the last block that also reads the last state: a norm, or a convolution of both."""
 
-    interlayer_state: tuple[RLA]  # in a tuple, so that torch does not take it for a submodule
+    interlayer_state: tuple[RLA]  # in a tuple, so that it is not registered as a submodule
 
     def forward(self, x: Any) -> Any:
         if not isinstance(x, Carried):
@@ -165,11 +170,11 @@ class JoiningHead(Extended):
 
 
 @torch.no_grad()
-def _wake_branches(blocks: Sequence[Any]) -> None:
-    """Give branches that timm starts at zero (`zero_init_last`) the usual start.
+def _reset_zero_branches(blocks: Sequence[Any]) -> None:
+    """Set the weight of a branch's last norm to one where timm initializes it to zero (`zero_init_last`).
 
-    The state normalises what the branch hands it. A branch that is zero everywhere has no spread to normalise by, and
-    each block would multiply the state's gradient by 1 / sqrt(eps).
+    The recurrent cell normalizes the projected branch. If the branch is zero, its variance is zero, and each block
+    would multiply the gradient of the state by 1 / sqrt(eps).
     """
     for block in blocks:
         if isinstance(block, (BasicBlock, Bottleneck)):
@@ -184,11 +189,11 @@ def _has_shortcut(block: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Head:
-    """Where the last state meets the last map: behind the blocks of a ResNet, or at a module behind them.
+    """Where the last state is joined to the last map: after the blocks of a ResNet, or in a module after them.
 
     Args:
-        at: the norm or convolution that reads the last block's output; None for the network's own forward_features.
-        convolution: `at`, where it is a convolution of both.
+        at: the norm or convolution that reads the output of the last block, or None for `forward_features`.
+        convolution: `at`, if it is a convolution of both.
     """
 
     at: nn.Module | None = None
@@ -197,17 +202,18 @@ class _Head:
     def join(self, model: Any, rla: RLA, init: Init) -> None:
         rla.joins_features = self.at is None
         if self.at is None:
-            model.interlayer_joining = (KEY,)
+            model.interlayer_joining = (*model.interlayer_joining, KEY)
         else:
             self.at.interlayer_state = (rla,)  # type: ignore[assignment]
             extend(self.at, JoiningHead)
         if self.convolution is None:
             _set_width(model, rla.state_channels, init)
+            rla.widens_classifier = True
 
 
 def _find_head(model: Any, preactivated: bool) -> _Head | None:
     if not (hasattr(model, "forward_features") and hasattr(model, "num_features")):
-        return None  # a network of features: the last state is discarded (section 3.3, guideline 4)
+        return None  # a feature extractor: the last state is discarded (section 3.3, guideline 4)
     if isinstance(getattr(model, "conv_head", None), nn.Conv2d):
         return _Head(model.conv_head, model.conv_head)
     classifier = model.get_classifier()
@@ -226,7 +232,7 @@ def _find_head(model: Any, preactivated: bool) -> _Head | None:
 
 @torch.no_grad()
 def _set_width(model: Any, change: int, init: Init) -> None:
-    """Give the classifier so many inputs more, keeping what it has learnt, or take the last ones away again."""
+    """Add `change` inputs to the classifier, keeping its weights, or remove its last inputs if negative."""
     model.num_features += change
     if hasattr(model, "head_hidden_size"):
         model.head_hidden_size += change
@@ -234,20 +240,20 @@ def _set_width(model: Any, change: int, init: Init) -> None:
     if not isinstance(classifier, nn.Linear):
         return
     kept = classifier.weight[:, : classifier.in_features + min(change, 0)]
-    columns_of_both = [kept]
+    columns = [kept]
     if change > 0:
-        columns = kept.new_zeros(len(kept), change)
+        added = kept.new_zeros(len(kept), change)
         if init == "paper":
-            nn.init.uniform_(columns, -(model.num_features**-0.5), model.num_features**-0.5)
-        columns_of_both.append(columns)
-    classifier.weight = nn.Parameter(torch.cat(columns_of_both, 1), requires_grad=classifier.weight.requires_grad)
+            nn.init.uniform_(added, -(model.num_features**-0.5), model.num_features**-0.5)
+        columns.append(added)
+    classifier.weight = nn.Parameter(torch.cat(columns, 1), requires_grad=classifier.weight.requires_grad)
     classifier.in_features += change
 
 
-def own_inputs(model: Any) -> tuple[nn.Linear, int] | None:
-    """The classifier that also reads a state, and how many of its inputs are the backbone's."""
+def backbone_inputs(model: Any) -> tuple[nn.Linear, int] | None:
+    """Returns the classifier that also reads a state, and the number of its inputs from the backbone."""
     rla = getattr(model, KEY, None)
-    if rla is None or rla.head_channels is None or rla.join is not None:
+    if not isinstance(rla, RLA) or rla.head_channels is None or rla.join is not None:
         return None
     classifier = model.get_classifier()
     return (classifier, rla.head_channels) if isinstance(classifier, nn.Linear) else None

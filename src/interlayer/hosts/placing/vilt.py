@@ -1,30 +1,32 @@
 """Context broadcasting in Hugging Face's ViLT, a transformer over text and image tokens in one sequence.
 
 Paper: Scratching Visual Transformer's Back with Uniform Attention, ICCV 2023, section 4.7: on image tokens, text tokens
-or both. Padding takes no part in the mean and is left as it is.
+or both. Padding is excluded from the mean and is not changed.
 
-ViLT's embedding knows which tokens are which. It sends that along with the tokens, and every layer hands it on to the
-next, so that two batches can be in flight at the same time.
+The embedding of ViLT determines which tokens are chosen. It returns the mask with the tokens, and every layer passes it
+on to the next, so that two batches can be in flight at the same time.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ...mechanisms.broadcast import ContextBroadcast
-from ..carried import Carried
+from ..block import hold
+from ..carried import Carried, release
 from ..extending import Extended, extend, restore
 from ..finding.probe import match
 
 Tokens = Literal["image", "text", "both"]
-KEY = "cb"  # the name under which a component of a block holds its broadcast, and of the chosen tokens on their way
+KEY = "cb"  # name of the submodule of a component, and of the mask of chosen tokens in `Carried`
 
 
 class ChoosingEmbeddings(Extended):
-    """ViltEmbeddings that send along which tokens of the sequence are broadcast to, [B, N]."""
+    """ViltEmbeddings that also return the mask [B, N] of the tokens that are broadcast to."""
 
     interlayer_tokens: Tokens
 
@@ -38,7 +40,7 @@ class ChoosingEmbeddings(Extended):
 
 
 class CarryingLayer(Extended):
-    """ViltLayer that hands on the chosen tokens, and shows them to the end of its MLP.
+    """ViltLayer that passes the mask of chosen tokens on, and to the end of its MLP.
 
     Attributes:
         interlayer_last: whether it is the last layer, which returns plain tensors.
@@ -50,6 +52,7 @@ class CarryingLayer(Extended):
         if not isinstance(hidden_states, Carried):
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         layer: Any = self
+        _refuse_reentrant(layer)
         memories = hidden_states.memories
         attended = layer.attention(layer.layernorm_before(hidden_states.x), *args, **kwargs)
         joined = attended[0] + hidden_states.x
@@ -60,33 +63,47 @@ class CarryingLayer(Extended):
 
 
 class BroadcastingOutput(Extended):
-    """ViltOutput, the end of a block's MLP and its shortcut, with broadcasting before the shortcut is added."""
+    """ViltOutput, the end of the MLP, with broadcasting before the shortcut is added."""
 
     def forward(self, hidden_states: Tensor, input_tensor: Any) -> Tensor:
         block: Any = self
+        if not isinstance(input_tensor, Carried):
+            raise RuntimeError("the input of the layer has no mask of chosen tokens: run the model from its embeddings")
         chosen = input_tensor.memories[KEY]
         output = block.dropout(block.dense(hidden_states))
         return getattr(block, KEY)(output, chosen) + input_tensor.x
 
 
 class PlainOutputs(Extended):
-    """ViltEncoder whose hidden states are plain tensors."""
+    """ViltEncoder that returns plain tensors as hidden states."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(result, tuple):
+            return release(result)
         states = getattr(result, "hidden_states", None)
         if states is not None:
-            result.hidden_states = tuple(state.x if isinstance(state, Carried) else state for state in states)
+            result.hidden_states = release(states)
         return result
 
 
+def _refuse_reentrant(layer: Any) -> None:
+    checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
+    in_use = layer.training and getattr(layer, "gradient_checkpointing", False)
+    if in_use and isinstance(checkpoint, partial) and checkpoint.keywords.get("use_reentrant", True):
+        raise RuntimeError(
+            "reentrant checkpoints do not carry the chosen tokens and would lose gradients: call "
+            "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
+        )
+
+
 def place_in_vilt(vilt: Any, *, upper: bool, scaled: bool, tokens: Tokens) -> None:
-    """Broadcast the context in the layers of a ViltModel."""
+    """Add context broadcasting to the layers of a ViltModel."""
     layers = list(vilt.encoder.layer)
     for layer in layers[len(layers) // 2 if upper else 0 :]:
         broadcast = ContextBroadcast(vilt.config.hidden_size, scaled=scaled)
         match(broadcast, layer)
-        layer.output.add_module(KEY, broadcast)
+        hold(layer.output, KEY, broadcast)
         extend(layer.output, BroadcastingOutput)
     for layer in layers:
         layer.interlayer_last = layer is layers[-1]
