@@ -275,8 +275,8 @@ def test_load_backbone_lists_what_it_could_not_place_and_changes_nothing():
 
 
 def test_residual_parts_are_timms_block():
-    """`hosts/finding/residual.py` must compute the same as timm's forward methods."""
-    from interlayer.hosts.finding import residual
+    """`hosts/finding/components.py` must compute the same as timm's forward methods."""
+    from interlayer.hosts.finding import components
 
     blocks = [timm.create_model(name, num_classes=5).layer2[0] for name in ("resnet18", "resnet26d", "seresnet50")]
     mobile = timm.create_model("mobilenetv2_100", num_classes=5)
@@ -285,7 +285,7 @@ def test_residual_parts_are_timms_block():
         channels = next(p for p in block.parameters() if p.dim() == 4).shape[1]
         x = torch.randn(1, 32 if channels == 1 else channels, 8, 8)
         block.eval()
-        parts = residual.run_block(block, x)
+        parts = components.run_block(block, x)
         torch.testing.assert_close(parts.output, block(x.clone()))
         skips = getattr(block, "has_skip", True)
         shortcut = (getattr(block, "downsample", None) or torch.nn.Identity())(x) if skips else None
@@ -294,8 +294,8 @@ def test_residual_parts_are_timms_block():
         else:
             torch.testing.assert_close(parts.shortcut, shortcut)
     selective = timm.create_model("skresnet18", num_classes=5).layer2[0]
-    assert not residual.projects(selective), "a block of another class must not be taken for timm's own"
-    assert "SelectiveKernelBasic" in residual.unsupported_reason(selective)
+    assert not components.projects(selective), "a block of another class must not be taken for timm's own"
+    assert "SelectiveKernelBasic" in components.unsupported_reason(selective)
 
 
 def test_published_light_reads_the_projected_shortcut():

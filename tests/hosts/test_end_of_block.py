@@ -8,7 +8,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from interlayer import backend
-from interlayer.hosts.finding.residual import _end_of_block, norm_unsupported_reason
+from interlayer.hosts.finding.components import _end_of_block, norm_unsupported_reason
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

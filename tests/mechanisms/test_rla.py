@@ -173,7 +173,7 @@ def test_mobilenet_joins_behind_the_expansion():
     inside = torch.cat((block.bn2(inside[:, :48]), F.relu6(path[1](inside[:, 48:]))), 1)
     expected = block.bn3(F.conv2d(inside, torch.cat((block.conv_pwl.weight, path[3].weight), 1)))
     state = h
-    output = interlayer.hosts.finding.residual.run_block(block, x, addition=model.rla.read(1, 0, state, x)).output
+    output = interlayer.hosts.finding.components.run_block(block, x, addition=model.rla.read(1, 0, state, x)).output
     torch.testing.assert_close(output, expected)
     assert model.rla.stages[0].recurrent[0].groups == K
     assert len(model.rla.stages) == 5

@@ -14,8 +14,8 @@ from .attach import (
     register_mechanism,
 )
 from .block import entry_of
+from .finding.blocks import find_stages
 from .finding.probe import AttachError, evaluating, probe_image
-from .finding.stages import find_stages
 from .placing.blocks import place_in_stage
 from .placing.replaced import hand_to_replaced, names_of_replaced
 

@@ -19,7 +19,7 @@ from .finding.probe import AttachError, checked_size, reason, run_once
 from .placing import layer_attention as layers
 from .placing import recurrent_state as recurrence
 from .placing.blocks import carry_grid, grid_carriers, let_grid_travel, map_readers, stop_grid
-from .placing.context_broadcast import (
+from .placing.broadcast import (
     ContextBroadcastOptions,
     broadcasts,
     place_context_broadcast,

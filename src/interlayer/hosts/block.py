@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..mechanisms.protocol import BlockMechanism, BlockValues, MemoryScope, Place
 from .carried import Carried
 from .extending import Extended, extend, restore
-from .finding import residual
+from .finding import components
 from .finding.layout import Layout
 from .finding.probe import AttachError
 
@@ -104,8 +104,8 @@ class AttachedBlock(Extended):
         if any(entry.inside for entry, _ in held):
             return self._run_components(x, held, current)
         reads_shortcut = any(mechanism.reads_shortcut for _, mechanism in held)
-        if reads_shortcut and residual.projects(self):
-            return residual.run_block(self, x)
+        if reads_shortcut and components.projects(self):
+            return components.run_block(self, x)
         output = self._run_original(x, *args, **kwargs)
         fits = reads_shortcut and x.shape == output.shape
         return BlockValues(x, output, x if fits else None)
@@ -115,7 +115,7 @@ class AttachedBlock(Extended):
         addition = weight = None
         for entry, mechanism in held:
             added = mechanism.addition(x, current[entry.key], entry.place)
-            addition = added if addition is None else residual.plus(addition, added)
+            addition = added if addition is None else components.plus(addition, added)
             projection = mechanism.branch_projection(entry.place)
             if projection is not None and weight is not None:
                 raise RuntimeError(f"two mechanisms of one block project its branch; the second is {entry.key!r}")
@@ -127,7 +127,7 @@ class AttachedBlock(Extended):
                 y, current[entry.key] = mechanism.gate(y, inner, current[entry.key], entry.place)
             return y
 
-        return residual.run_block(self, x, addition=addition, gate=gate if gates else None, weight=weight)
+        return components.run_block(self, x, addition=addition, gate=gate if gates else None, weight=weight)
 
     def _run_original(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self, nn.Sequential):

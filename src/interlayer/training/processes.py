@@ -53,8 +53,12 @@ class Processes(Collective):
         return broadcast_object_list([value])[0] if self.world_size > 1 else value
 
     def wait(self) -> None:
-        """Blocks until every rank has called this."""
-        if self.world_size > 1:
+        """Waits until every rank is here."""
+        if self.world_size == 1:
+            return
+        if self.device.type == "cpu":  # accelerate would name a GPU by the rank, and there may be fewer GPUs
+            torch.distributed.barrier()
+        else:
             PartialState().wait_for_everyone()
 
 

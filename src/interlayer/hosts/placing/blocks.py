@@ -11,9 +11,9 @@ from ...mechanisms.protocol import BlockMechanism, Place
 from ..block import AttachedBlock, add_entry, hold
 from ..carried import GridPassing, Passing, release_from
 from ..extending import extend, restore
+from ..finding.blocks import Stage, find_chains
 from ..finding.calls import Call
 from ..finding.probe import AttachError, match
-from ..finding.stages import Stage, find_chains
 
 
 def place_in_stage(

@@ -9,10 +9,10 @@ from ...mechanisms.options import NoOptions
 from ...mechanisms.protocol import Place
 from ..block import add_entry
 from ..carried import Grid, release_from
-from ..finding import residual
+from ..finding import components
 from ..finding.calls import record_calls
 from ..finding.probe import AttachError, match, probe_image
-from ..finding.residual_stages import residual_stages
+from ..finding.residual_blocks import residual_stages
 from .blocks import place_shared
 
 GATES = ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
@@ -29,18 +29,18 @@ def place_gates(model: nn.Module, options: NoOptions, *, kind: str, image_size: 
     stages = residual_stages(model, record_calls(model, probe_image(model, image_size)))
     name = type(model).__name__
     if kind == "dia":
-        if any(len({residual.branch_channels(block.module) for block in stage}) > 1 for stage in stages):
+        if any(len({components.branch_channels(block.module) for block in stage}) > 1 for stage in stages):
             raise AttachError(f"{name} has stages of several widths: dia shares one LSTM of one width")
-        place_shared(model, key, DIA([residual.branch_channels(stage[0].module) for stage in stages]), stages)
+        place_shared(model, key, DIA([components.branch_channels(stage[0].module) for stage in stages]), stages)
         return
-    if kind == "bridge" and not all(residual.inner_channels(block.module) for stage in stages for block in stage):
+    if kind == "bridge" and not all(components.inner_channels(block.module) for stage in stages for block in stage):
         raise AttachError(f"bridge attention joins the convolutions of a ResNet's block, {name} has none")
     for number, stage in enumerate(stages):
         for index, block in enumerate(stage):
-            channels = residual.branch_channels(block.module)
+            channels = components.branch_channels(block.module)
             gate: BranchGate
             if kind == "bridge":
-                gate = BridgeAttention(channels, residual.inner_channels(block.module))
+                gate = BridgeAttention(channels, components.inner_channels(block.module))
             else:
                 gate = BranchAttention(channels, kind=kind)
             match(gate, block.module)

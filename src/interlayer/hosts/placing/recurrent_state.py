@@ -15,11 +15,11 @@ from ...mechanisms.options import Init, OptionError, Reading, expect_flag, expec
 from ...mechanisms.rla import PUBLISHED, RLA, VARIANTS, Activation, Cell, Insert, Joins, StagePlan
 from ..carried import Carried, Grid
 from ..extending import Extended, extend, restore
-from ..finding import residual
+from ..finding import components
 from ..finding.calls import record_calls
+from ..finding.components import ComponentBlock
 from ..finding.probe import AttachError, probe_image
-from ..finding.residual import ComponentBlock
-from ..finding.residual_stages import residual_stages
+from ..finding.residual_blocks import residual_stages
 from .blocks import place_shared
 
 KEY = "rla"  # name of the memory, and of the submodule in the network
@@ -102,14 +102,14 @@ def place_recurrent_state(
     rla = RLA(
         [
             StagePlan(
-                [residual.branch_channels(block.module) for block in stage],
-                [residual.make_exchange(block.module, channels) for block in stage],
+                [components.branch_channels(block.module) for block in stage],
+                [components.make_exchange(block.module, channels) for block in stage],
             )
             for stage in stages
         ],
         state_channels=channels,
-        head_channels=None if head is None else residual.branch_channels(blocks[-1]),
-        join=residual.conv_like(head.convolution, channels) if head and head.convolution else None,
+        head_channels=None if head is None else components.branch_channels(blocks[-1]),
+        join=components.conv_like(head.convolution, channels) if head and head.convolution else None,
         reading=options.reading,
         init=options.init,
         **chosen,
@@ -178,7 +178,7 @@ def _reset_zero_branches(blocks: Sequence[Any]) -> None:
     """
     for block in blocks:
         if isinstance(block, (BasicBlock, Bottleneck)):
-            weight = residual.last_norm(block).weight
+            weight = components.last_norm(block).weight
             if weight is not None and not weight.is_meta and not weight.any():
                 weight.fill_(1)
 

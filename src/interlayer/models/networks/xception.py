@@ -24,7 +24,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...hosts.finding.residual import ComponentBlock, Gate, conv_like, plus, projection
+from ...hosts.finding.components import ComponentBlock, Gate, conv_like, plus, projection
 from ...mechanisms import BlockValues
 from ..config import cifar_config, register_network
 from .classifier import StagedClassifier

@@ -1,12 +1,13 @@
 """The data of a run: image sources, transforms, and batches on the device."""
 
+from .augmentation import BatchTransform
 from .base import EvalBatches, TrainBatches
 from .batches import eval_batches, train_batches
 from .context import LoadingContext, Ranks
 from .images import Images, Problems
 from .sources import Data, open_data
 from .streams import Stream
-from .transforms import BatchTransform, ImageTransform
+from .transforms import ImageTransform
 
 __all__ = [
     "BatchTransform",

@@ -9,8 +9,9 @@ import torch
 
 from ...tasks import Task
 from ..recipe import Recipe
+from .augmentation import BatchTransform
 from .images import Problems
-from .transforms import BatchTransform, ImageTransform
+from .transforms import ImageTransform
 
 Report = Callable[[str, int, int], None]  # the activity, the number done, the total
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..files import TrainingError
+from .augmentation import crop_and_flip
 from .base import EvalBatches, TrainBatches, epoch_order, eval_places
 from .context import LoadingContext
 from .images import Images, unreadable
-from .transforms import crop_and_flip
 
 RESIDENT_BYTES = 2 * 2**30  # larger sources are loaded by workers instead
 LOADING_THREADS = 16

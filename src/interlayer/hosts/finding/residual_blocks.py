@@ -9,8 +9,8 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 
 from .calls import Call
+from .components import ComponentBlock, unsupported_reason
 from .probe import AttachError
-from .residual import ComponentBlock, unsupported_reason
 
 
 def residual_stages(model: nn.Module, calls: list[Call]) -> list[list[Call]]:

@@ -13,8 +13,8 @@ from ...mechanisms.options import expect_flag, one_of, option
 from ...mechanisms.protocol import Place
 from ..block import AttachedBlock, add_entry, entry_of, remove_entries
 from ..carried import Grid, release_from
+from ..finding.blocks import find_chains
 from ..finding.probe import AttachError, match, run_once, vilt_of
-from ..finding.stages import find_chains
 from .replaced import put_back, replace, replaced_layers
 from .vilt import KEY, BroadcastingOutput, Tokens, place_in_vilt, take_out_of_vilt
 

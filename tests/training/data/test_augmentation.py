@@ -8,7 +8,7 @@ from timm.data.mixup import Mixup
 from timm.data.random_erasing import RandomErasing
 
 from interlayer.tasks import make_task
-from interlayer.training.data.transforms import BatchTransform, crop_and_flip, erase, mix
+from interlayer.training.data.augmentation import BatchTransform, crop_and_flip, erase, mix
 from interlayer.training.recipe import Recipe
 
 
