@@ -1,7 +1,7 @@
 """Augmentation of a complete batch on its device: pad and crop, flip, random erasing, Mixup, CutMix.
 
-`BatchTransform` normalizes a batch, erases and mixes. Resident images are also padded, cropped and flipped on the device
-(`crop_and_flip`).
+`BatchTransform` normalizes a batch, erases and mixes. Resident images are also padded, cropped and flipped on the
+device (`crop_and_flip`).
 
 timm augments one PIL image at a time, and draws the Mixup ratio of a batch on the host. Here all random numbers are
 tensors drawn from the given generator, so that a batch takes a few kernels and a captured CUDA graph draws new numbers
