@@ -11,6 +11,10 @@ A mechanism overrides the methods it needs. The default implementations return t
 is a plain value that these methods return and that is passed to the same mechanism in the next block. Nothing is stored
 on a module, so a block can be run twice, checkpointed, compiled, exported and copied.
 
+The points inside the body exist for residual blocks, which `hosts/finding/components.py` runs component by component. A
+further point, such as the attention of a transformer block that reads the keys and values of earlier layers, is a
+further method here and a function there that runs such a block and calls it; the memory already travels.
+
     x, x'   input and output of the block: [B, C, H, W], [B, H, W, C] or tokens [B, N, C], depending on the network
     y       the branch of a residual block, [B, C, H, W]
 """
