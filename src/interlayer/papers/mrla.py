@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..models.rows.mrla import ABLATIONS
 from .row import PaperRow
 
 # Reasons why printed figures are not compared. docs/deviations.md describes what was tried for each.
@@ -64,14 +65,14 @@ def mrla_rows() -> list[PaperRow]:
         row("4", "(a) MLA", "resnet50_mla", 25.7, 4.8, 77.6, flops_differ=HEAVY_BASE),
         row("4", "(a) MRLA-base", base50, 25.7, 4.6, 77.5, flops_differ=HEAVY_BASE),
         row("4", "(a) MRLA-light", light50, 25.7, 4.2, 77.7),
-        row("4", "(b) without memory", light50, 25.7, 4.2, 77.0, {"memory": False}),
-        row("4", "(c) without depthwise conv", light50, 25.6, 4.1, 77.4, {"value_conv": False}),
-        row("4", "(d) linear q and k", light50, 28.2, 4.2, 77.5, {"projection": "linear"}),
-        row("4", "(e) lambda = 1", light50, 25.7, 4.2, 77.1, {"learn_decay": False}),
+        row("4", "(b) without memory", light50, 25.7, 4.2, 77.0, ABLATIONS["b"]),
+        row("4", "(c) without depthwise conv", light50, 25.6, 4.1, 77.4, ABLATIONS["c"]),
+        row("4", "(d) linear q and k", light50, 28.2, 4.2, 77.5, ABLATIONS["d"]),
+        row("4", "(e) lambda = 1", light50, 25.7, 4.2, 77.1, ABLATIONS["e"]),
         row("4", "(f) 16 channels per head", light50, 25.7, 4.2, 77.5, {"channels_per_head": 16}),
         row("4", "(f) 64 channels per head", light50, 25.7, 4.2, 77.3, {"channels_per_head": 64}),
         row("4", "(f) 1 channel per head (CRLA)", light50, 25.7, 4.2, 77.2, {"channels_per_head": 1}),
-        row("4", "(g) depthwise conv alone", light50, 25.7, 4.2, 76.6, {"attention": False}),
+        row("4", "(g) depthwise conv alone", light50, 25.7, 4.2, 76.6, ABLATIONS["g"]),
         row("5", "ResNet-50", "resnet50", 25.6, 4.1, 76.1),
         row("5", "ResNet-50 + MRLA-base", base50, 25.7, 4.6, 77.5, flops_differ=HEAVY_BASE),
         row("5", "ResNet-50 + MRLA-light", light50, 25.7, 4.2, 77.7),

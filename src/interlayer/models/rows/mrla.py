@@ -7,10 +7,20 @@ as well (`drop_path_rate`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..networks import ceit  # noqa: F401  registers the CeiTs, which are backbones of models below
 from .row import Row, register_rows
 
 SIZES = ("tiny", "small", "base")
+# The ablations of Table 4 of ResNet-50 + MRLA-light, as options of `interlayer.attach`; (f) is the mechanism "crla".
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "b": {"memory": False},  # without lambda times the previous output
+    "c": {"value_conv": False},  # without the depthwise convolution
+    "d": {"projection": "linear"},  # fully connected q and k
+    "e": {"learn_decay": False},  # lambda = 1
+    "g": {"attention": False},  # only the depthwise convolution and the norm
+}
 
 
 def _rows() -> list[Row]:
