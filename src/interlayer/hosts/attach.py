@@ -238,9 +238,7 @@ def options_of(mechanism: str) -> dict[str, OptionDescription]:
 
 def _kinds(model: nn.Module) -> list[Kind]:
     """Returns the kinds of mechanisms in a network."""
-    kinds = dict.fromkeys(id(row.kind) for row in MECHANISMS.values())
-    rows = {id(row.kind): row.kind for row in MECHANISMS.values()}
-    return [rows[kind] for kind in kinds if rows[kind].present(model)]
+    return [kind for kind in dict.fromkeys(row.kind for row in MECHANISMS.values()) if kind.present(model)]
 
 
 def _take_out(model: nn.Module, kinds: Sequence[Kind]) -> None:
