@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_loop import metrics, stop_after, weights
+from test_trainer import metrics, stop_after, weights
 
 from interlayer.experiments import compare
 from interlayer.training import Stopped, TrainingError, train

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from digit_images import save_digits
-from test_loop import VIT, assert_same_run, metrics, weights
+from test_trainer import VIT, assert_same_run, metrics, weights
 
 from interlayer.training import train
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from test_loop import RICH, assert_same_run
+from test_trainer import RICH, assert_same_run
 
 from interlayer.training import train
 
