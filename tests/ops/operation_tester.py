@@ -27,6 +27,17 @@ def draw(*shape: int, seed: int = 0, channels_last: bool = False) -> Tensor:
     return drawn.contiguous(memory_format=torch.channels_last) if channels_last else drawn
 
 
+def gradients(function: Callable[..., Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the result of a function and the gradient of every leaf, for a fixed random gradient of the result."""
+    result = function(*leaves)
+    generator = torch.Generator().manual_seed(1)
+    result.backward(torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result))
+    found = [result.detach(), *(leaf.grad for leaf in leaves)]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
 def copied(x: Tensor) -> Tensor:
     """Return a copy with the same strides."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).copy_(x.detach())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from operation_tester import DEVICE, DOUBLE, OperationTester, Sample, sizes
+from operation_tester import DEVICE, DOUBLE, OperationTester, Sample, gradients, sizes
 
 from interlayer import backend, ops
 from interlayer.ops.feed_forward import column_sums, gelu_gradients
@@ -15,16 +15,6 @@ def weights(dtype=torch.float64):
     torch.manual_seed(0)
     shapes = [(2, 5, 4), (12, 4), (12,), (4, 12), (4,)]
     return [torch.randn(shape, dtype=dtype, device=DEVICE).requires_grad_() for shape in shapes]
-
-
-def gradients(function, leaves):
-    result = function(*leaves)
-    generator = torch.Generator().manual_seed(1)
-    result.backward(torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result))
-    found = [result.detach(), *(leaf.grad for leaf in leaves)]
-    for leaf in leaves:
-        leaf.grad = None
-    return found
 
 
 class TestFeedForward(OperationTester):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, sizes
+from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, gradients, sizes
 from operation_tester import draw as draw_double
 
 from interlayer import backend, ops
@@ -52,16 +52,6 @@ class TestLayerNorm(OperationTester):
         if name == "narrow":
             pytest.skip("it works under autocast alone")
         super().test_lower_precisions(name, dtype, tolerance)
-
-
-def gradients(function, leaves):
-    result = function(*leaves)
-    generator = torch.Generator().manual_seed(1)
-    result.backward(torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result))
-    found = [result.detach(), *(leaf.grad for leaf in leaves)]
-    for leaf in leaves:
-        leaf.grad = None
-    return found
 
 
 def test_layer_norm():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import statistics
@@ -16,7 +15,7 @@ import torch
 
 from ..analysis import Setting, count_flops, count_parameters, measure_memory
 from ..models.build import check_size, plain_name, split_name
-from ..tasks import Metric, make_task, task_class
+from ..tasks import Metric, task_class
 from ..training import Progress, Recipe, Trainer, TrainingError
 from ..training.data import ImageTransform, open_data
 from ..training.files import make_folder, write_json
@@ -27,6 +26,7 @@ from ..training.run_folder import check_same_recipe
 from ..training.setup import build_network
 from ..training.summary import read_summary
 from .statistics import Difference, paired_difference, spread, verdict
+from .trained import task_of
 from .turns import in_turns
 
 TOGETHER = 4  # default number of runs that share one GPU
@@ -220,7 +220,7 @@ def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
 def _static_cost(recipe: Recipe, classes: Sequence[str], processes: Processes) -> tuple[int, int, int]:
     """Returns the parameters, the multiply-adds per image and the peak memory of a training step in bytes."""
     device = processes.device
-    network = build_network(make_task(dataclasses.asdict(recipe.replace(pretrained=False, weights=None)), classes))
+    network = build_network(task_of(recipe, classes))
     check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
     flops = count_flops(network, recipe.image_size)
     parameters = count_parameters(network)

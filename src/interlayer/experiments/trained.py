@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -26,10 +25,9 @@ def read_run(folder: Path) -> FinishedRun:
     return FinishedRun(summary["model"], summary, safetensors.torch.load_file(path) if path.exists() else {})
 
 
-def task_of(recipe: Recipe, summary: Mapping[str, Any]) -> Task:
-    """Returns the task of a finished run. The network that it builds does not have the trained weights yet."""
-    values = dataclasses.asdict(recipe.replace(pretrained=False, weights=None))
-    return make_task(values, summary.get("classes", []))
+def task_of(recipe: Recipe, classes: Sequence[str]) -> Task:
+    """Returns the task of a recipe. The network that it builds does not load the weights that the recipe names."""
+    return make_task(dataclasses.asdict(recipe.replace(pretrained=False, weights=None)), classes)
 
 
 class TrainedNetwork:
@@ -53,7 +51,7 @@ class TrainedNetwork:
             raise TrainingError(f"{folder} holds no run: expected the folder that `interlayer train` wrote")
         summary = read_summary(folder)
         self.recipe = read_recipe(folder / "recipe.yaml")
-        self.task = task_of(self.recipe, summary)
+        self.task = task_of(self.recipe, summary.get("classes", []))
         self.network = build_network(self.task)
         load_weights(self.network, weights or folder / "weights.safetensors")
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -46,7 +46,7 @@ def write_comparison_report(comparison: Comparison) -> Path:
     folders = {result.model: result.folders for result in comparison.results}
     runs = [read_run(paths[0]) for paths in folders.values()]
     recipe, summary = read_recipe(comparison.results[0].folders[0] / "recipe.yaml"), runs[0].summary
-    task, images = task_of(recipe, summary), _test_images(recipe)
+    task, images = task_of(recipe, summary.get("classes", [])), _test_images(recipe)
     title = f"{sentence_case(comparison.metric.title)} and cost"
     report = Report(
         title=f"Comparison: {', '.join(names)}",
@@ -70,7 +70,7 @@ def write_run_report(folder: Path) -> Path:
     """Writes the report of a single finished run into its folder."""
     recipe, run = read_recipe(folder / "recipe.yaml"), read_run(folder)
     summary, test = run.summary, run.summary["test"]
-    task, images = task_of(recipe, summary), _test_images(recipe)
+    task, images = task_of(recipe, summary.get("classes", [])), _test_images(recipe)
     metrics = [metric for metric in task.eval_metrics if metric.name in test]
     table = Table(
         "Result",
