@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..mechanisms import MLA, MRLABase, MRLALight, MRLALinear
-from ..mechanisms.options import NoOptions, OptionDescription, describe, parse
+from ..mechanisms.options import OptionDescription, describe, parse
 from .block import AttachedBlock, remove_entries
 from .carried import AttachedModel, Grid
 from .extending import restore
@@ -25,7 +25,7 @@ from .placing.broadcast import (
     place_context_broadcast,
     take_out_broadcasts,
 )
-from .placing.gates import GATES, gate_key, place_gates
+from .placing.gates import GATES, GateOptions, gate_key, place_gates
 from .placing.local_attention import (
     LocalAttentionOptions,
     local_attentions,
@@ -109,7 +109,7 @@ def _layer_attention(
 
 
 def _gate(name: str, about: str) -> Mechanism:
-    return Mechanism(BRANCH_ATTENTION, NoOptions, partial(place_gates, kind=name), about)
+    return Mechanism(BRANCH_ATTENTION, GateOptions, partial(place_gates, kind=name), about)
 
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -175,8 +175,8 @@ def attach(model: nn.Module, mechanism: str, *, image_size: int | Grid | None = 
             residual blocks, for comparison: "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM per stage) or "bridge".
             Local attention in place of 3x3 convolutions: "halo". Context broadcasting in transformers: "cb".
         image_size: size of the image with which the stages are found, if the model does not define it.
-        options: options of the mechanism. Layer attention and "rla" have, among others, `init="identity"`, which
-            preserves the function of the network for fine-tuning, and `reading="published"`, which computes what the
+        options: options of the mechanism. Most have `init="identity"`, which preserves the function of the network for
+            fine-tuning. Layer attention and "rla" also have `reading="published"`, which computes what the
             authors' program computes. `interlayer mechanisms NAME` and docs/options.md list all options.
 
     Raises:

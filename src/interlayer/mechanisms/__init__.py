@@ -3,6 +3,7 @@
 from .broadcast import ContextBroadcast, UniformHeadAttention
 from .description import description_differences
 from .emsa import EfficientAttention, PixelAttention
+from .gates import fit_gate_factors
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from .protocol import BlockMechanism, BlockValues, Place
@@ -24,6 +25,7 @@ __all__ = [
     "Place",
     "UniformHeadAttention",
     "description_differences",
+    "fit_gate_factors",
     "fit_halo_tables",
     "resize_halo",
 ]

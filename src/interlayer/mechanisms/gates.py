@@ -10,19 +10,25 @@ A gate scales the branch y of a residual block before the shortcut is added.
                       Zhao et al., BA-Net: Bridge Attention for Deep Convolutional Neural Networks, ECCV 2022, section 3
 
 Shapes: y [B, C, H, W]; a map inside the branch [B, C_i, H_i, W_i]; averages [B, C]; scales [B, C, 1, 1].
+
+`init="identity"` starts every gate at one and every addition at zero, which preserves the function of a trained
+network. The layer before a sigmoid is initialized to zero, and the sigmoid, which is then 1/2, is multiplied by two for
+good (`UnitScale`). The factor is a tensor of the state dict. `init="paper"` has no such factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from timm.layers import create_attn
 from timm.layers.squeeze_excite import SEModule
 from torch import Tensor, nn
 
 from .description import record_description
+from .options import Init, expect_choice
 from .protocol import BlockMechanism, MemoryScope, Place
 
 REDUCTION = 16  # of the hidden layer of SE and bridge attention, as in their papers
@@ -37,13 +43,45 @@ ON_BRANCH: dict[str, Any] = {
 }
 
 
-class BranchGate(BlockMechanism):
-    """Base class of attention on the branch."""
+# The last layer of each of timm's gates, which an identity start initializes to zero.
+LAST_LAYERS = {
+    "se": ("fc2",),
+    "eca": ("conv",),
+    "cbam": ("channel.fc2", "spatial.conv.bn"),
+    "gc": ("mlp_scale.fc2",),
+    "nl": ("norm",),
+}
 
-    memory_scope: MemoryScope = "none"
+
+class UnitScale(nn.Module):
+    """Multiplies gates by a factor that makes them one at an identity start. Without a factor, returns its input."""
+
+    factor: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("factor", None)
+
+    def set(self, factor: float | None) -> None:
+        """Set the factor, which becomes a tensor of the state dict, or remove it."""
+        self.register_buffer("factor", None if factor is None else torch.tensor(float(factor)))
+
+    def forward(self, gates: Tensor) -> Tensor:
+        return gates if self.factor is None else gates * self.factor
+
+
+class BranchGate(BlockMechanism):
+    """Base class of attention on the branch.
+
+    Args:
+        init: "paper", or "identity" to start with y' = y.
+    """
+
+    memory_scope: MemoryScope = "none"
+
+    def __init__(self, *, init: Init = "paper") -> None:
+        super().__init__()
+        expect_choice("init", init, ("paper", "identity"))
         record_description(self)
 
     def describe(self) -> dict[str, str]:
@@ -58,10 +96,17 @@ class BranchAttention(BranchGate):
         kind: the name of the layer in timm: "se", "eca", "cbam", "gc" or "nl".
     """
 
-    def __init__(self, channels: int, *, kind: str) -> None:
-        super().__init__()
+    def __init__(self, channels: int, *, kind: str, init: Init = "paper") -> None:
+        super().__init__(init=init)
         self.kind = kind
-        self.attention = create_attn(ON_BRANCH[kind], channels)
+        self.attention: Any = create_attn(ON_BRANCH[kind], channels)
+        for module in list(self.attention.modules()):
+            if isinstance(getattr(module, "gate", None), nn.Module):  # the sigmoid
+                module.gate = nn.Sequential(module.gate, UnitScale())
+        if init == "identity":
+            for name in LAST_LAYERS[kind]:
+                _set_to_zero(self.attention.get_submodule(name))
+            _set_factors(self, 2)
 
     def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
         return self.attention(y), None
@@ -82,9 +127,15 @@ class DIA(BranchGate):
 
     memory_scope = "stage"
 
-    def __init__(self, widths: Sequence[int]) -> None:
-        super().__init__()
+    def __init__(self, widths: Sequence[int], *, init: Init = "paper") -> None:
+        super().__init__(init=init)
+        self.unit_scale = UnitScale()
         self.stages = nn.ModuleList(nn.ModuleList((_gates(width), _gates(width))) for width in widths)
+        if init == "identity":
+            for layers in self.stages:
+                for gates in layers:  # type: ignore[attr-defined]
+                    _set_to_zero(gates[-1])
+            _set_factors(self, 4)  # the output is a product of two sigmoids
 
     def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
         average = y.mean((2, 3))
@@ -94,7 +145,7 @@ class DIA(BranchGate):
         i, g, f, o = (input_gates(average) + hidden_gates(hidden)).chunk(4, 1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.sigmoid()
-        return y * hidden[..., None, None], (hidden, cell)
+        return y * self.unit_scale(hidden)[..., None, None], (hidden, cell)
 
 
 def _gates(channels: int) -> nn.Sequential:
@@ -110,16 +161,47 @@ class BridgeAttention(BranchGate):
         inner_channels: channels of the maps inside the branch, in order, without y, which is the last map.
     """
 
-    def __init__(self, channels: int, inner_channels: Sequence[int]) -> None:
-        super().__init__()
+    def __init__(self, channels: int, inner_channels: Sequence[int], *, init: Init = "paper") -> None:
+        super().__init__(init=init)
+        self.unit_scale = UnitScale()
         hidden = max(1, channels // REDUCTION)
         self.bridges = nn.ModuleList(
             nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden))
             for width in (*inner_channels, channels)
         )
         self.scale = nn.Linear(hidden, channels, bias=False)
+        if init == "identity":
+            _set_to_zero(self.scale)
+            _set_factors(self, 2)
 
     def gate(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
         averages = [x.mean((2, 3)) for x in (*inner, y)]
         bridged = sum(bridge(average) for bridge, average in zip(self.bridges, averages, strict=True))
-        return y * self.scale(bridged.relu()).sigmoid()[..., None, None], None  # type: ignore[union-attr]
+        scale = self.unit_scale(self.scale(bridged.relu()).sigmoid())  # type: ignore[union-attr]
+        return y * scale[..., None, None], None
+
+
+def fit_gate_factors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give the gates of `model` the factors that they had when `tensors` was saved.
+
+    Without it, the gates of a network that was built in the other way would not fit the tensors.
+    """
+    for gate_name, gate in model.named_modules():
+        if not isinstance(gate, BranchGate) or not any(name.startswith(f"{gate_name}.") for name in tensors):
+            continue
+        for name, module in gate.named_modules(prefix=gate_name):
+            if isinstance(module, UnitScale):
+                saved = tensors.get(f"{name}.factor")
+                module.set(None if saved is None else saved.item())
+                module.to(next(gate.parameters()).device)
+
+
+def _set_factors(gate: nn.Module, factor: float) -> None:
+    for module in gate.modules():
+        if isinstance(module, UnitScale):
+            module.set(factor)
+
+
+def _set_to_zero(layer: nn.Module) -> None:
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import hosts
-from ..mechanisms import fit_halo_tables
+from ..mechanisms import fit_gate_factors, fit_halo_tables
 from .checkpoints import CheckpointError, check_description, named_tensors, read_checkpoint, unwrap
 from .positions import fit_positions
 
@@ -89,6 +89,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     state_dict, descriptions = read_checkpoint(path)
     check_description(descriptions, model)
     tensors = unwrap(state_dict)
+    fit_gate_factors(model, tensors)
     match_tensors(tensors, model.state_dict()).check("the checkpoint does not fit the model")
     model.load_state_dict(tensors)
 
@@ -129,6 +130,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     tensors, descriptions = fit_halo_tables(network, unwrap(state_dict), descriptions)
     check_description(descriptions, network)
     tensors = hosts.as_wide_as(network, fit_positions(network, tensors))
+    fit_gate_factors(network, tensors)
     expected = network.state_dict()
     classifier = {id(parameter) for parameter in classifier_parameters(network)}
     head = {name for name, parameter in network.named_parameters() if id(parameter) in classifier}
