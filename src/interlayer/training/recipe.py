@@ -26,6 +26,7 @@ from ..tasks import TaskError, task_class
 from .files import TrainingError
 
 Options = dict[str, Any]
+FINE_TUNING = ("new_lr_scale", "layer_decay", "freeze_epochs", "freeze_backbone")
 
 
 class RecipeError(TrainingError):
@@ -44,7 +45,7 @@ class Recipe:
     model: str = ""
     model_options: Options = field(default_factory=dict)  # passed to timm.create_model
     attach_options: Options = field(default_factory=dict)  # passed to interlayer.attach, for NAME+MECHANISM
-    pretrained: bool = False  # load the pretrained weights of the backbone
+    pretrained: bool = False  # load the pretrained weights of the backbone; weights takes precedence
     weights: str | None = None  # a weights file to start from; a head with another number of classes is not loaded
     zero_head: bool = False  # initialize the classifier with zeros
     drop_rate: float = 0.0  # dropout rate before the classifier
@@ -89,6 +90,10 @@ class Recipe:
     optimizer: str = "sgd"  # timm's name: sgd uses Nesterov momentum, momentum does not
     lr: float = 0.1
     lr_batch_size: int | None = None  # if given, lr is for this batch size and is scaled linearly to batch_size
+    new_lr_scale: float = 1.0  # learning rate of parameters that did not come from trained weights, relative to lr
+    layer_decay: float | None = None  # of the learning rate of loaded parameters, from each layer to the one before
+    freeze_epochs: float = 0.0  # train only new parameters for the first epochs
+    freeze_backbone: bool = False  # train only new parameters for the whole run
     momentum: float = 0.9
     weight_decay: float = 1e-4
     decay_norms_and_biases: bool = True
@@ -137,6 +142,25 @@ class Recipe:
     def scaled_min_lr(self) -> float:
         """The minimum learning rate, scaled to the batch size."""
         return self.min_lr * (self.batch_size / self.lr_batch_size if self.lr_batch_size else 1.0)
+
+    @property
+    def shortened_warmup(self) -> float:
+        """The warm-up in epochs. A warm-up that would not end before the run is shortened to a fifth of the run.
+
+        If the learning rate changes only between epochs, the fifth is rounded down to whole epochs.
+        """
+        if self.warmup_epochs < self.epochs:
+            return self.warmup_epochs
+        return self.epochs / 5 if self.schedule_on == "step" else float(self.epochs // 5)
+
+    @property
+    def fine_tuning_keys(self) -> dict[str, Any]:
+        """The values that distinguish new parameters from loaded ones, if they differ from their defaults."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name in FINE_TUNING and getattr(self, f.name) != f.default
+        }
 
     @property
     def mixes(self) -> bool:
@@ -209,6 +233,20 @@ _RULES: list[tuple[Any, str]] = [
         lambda r: r.auto_augment is None or re.fullmatch(AUTO_AUGMENT, r.auto_augment) is not None,
         "auto_augment={auto_augment} is not known to timm: rand-m9-mstd0.5-inc1 (RandAugment), original, originalr, "
         "v0, v0r (AutoAugment), 3a or augmix",
+    ),
+    (lambda r: r.new_lr_scale > 0, "new_lr_scale must be above 0, got {new_lr_scale}"),
+    (
+        lambda r: r.layer_decay is None or 0 < r.layer_decay <= 1,
+        "layer_decay must be above 0 and at most 1, got {layer_decay}",
+    ),
+    _is_at_least("freeze_epochs", 0),
+    (
+        lambda r: not (r.freeze_backbone and r.freeze_epochs),
+        "freeze_backbone=true freezes for the whole run, freeze_epochs={freeze_epochs} for the first epochs: set one",
+    ),
+    (
+        lambda r: r.sharding == "none" or not (r.freeze_backbone or r.freeze_epochs),
+        "freeze_backbone and freeze_epochs do not work with sharding=fsdp; set sharding=none",
     ),
     (lambda r: r.sharding == "none" or r.ema == 0, "ema={ema} does not work with sharding=fsdp; set one of them off"),
 ]
