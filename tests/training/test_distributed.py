@@ -8,10 +8,12 @@ import sys
 import time
 
 import pytest
+import timm
 import torch
 from digit_images import save_digits
 from test_trainer import VIT, assert_same_run, metrics, weights
 
+from interlayer.models import save_weights
 from interlayer.training import train
 
 
@@ -134,3 +136,21 @@ def test_processes_agree_on_a_folder_and_save_when_asked_to_stop(without_randomn
 def test_more_processes_than_the_batch_can_be_cut_into_is_one_sentence(without_randomness, tmp_path, launch):
     done = launch(without_randomness.replace(batch_size=255), tmp_path / "run", expect=1)
     assert "batch_size=255 cannot be cut into 2 processes" in done.stderr
+
+
+def test_replicas_freeze_and_unfreeze_together(without_randomness, tmp_path, launch):
+    """The first epoch trains only the new classifier; two processes end as one does, also if killed and resumed."""
+    torch.manual_seed(0)
+    plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, **VIT, img_size=16)
+    save_weights(plain, tmp_path / "start.safetensors")
+    recipe = without_randomness.replace(
+        weights=str(tmp_path / "start.safetensors"), freeze_epochs=1, new_lr_scale=3, layer_decay=0.8
+    )
+    train(recipe, tmp_path / "one")
+    launch(recipe, tmp_path / "two")
+    launch_kill_and_resume(recipe, tmp_path, launch)
+    ours, theirs = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(ours["blocks.0.attn.qkv.weight"], plain.blocks[0].attn.qkv.weight)
+    assert_same_run(tmp_path / "two", tmp_path / "cut")

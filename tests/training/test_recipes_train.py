@@ -10,11 +10,14 @@ import pytest
 import timm
 import torch
 from recipe_networks import build_network
+from timm.data import RandomResizedCropAndInterpolation
 from timm.data.auto_augment import AutoAugment, RandAugment
 from torch import nn
 from torchvision import transforms
 
 from interlayer.hosts import attached_mechanisms
+from interlayer.models import save_weights
+from interlayer.models.checkpoints import read_checkpoint
 from interlayer.training import Trainer, load_recipe
 from interlayer.training.data import BatchTransform
 from interlayer.training.data.resident import ResidentTrainBatches
@@ -30,14 +33,18 @@ NETWORKS = {  # a small network of the kind that the recipe is meant for
     "mrla_efficientnet": ("mobilenetv3_small_050", {}),
     "rla_mobilenetv2": ("mobilenetv2_035", {}),
     "rla_cifar": ("preresnet20_cifar", {"blocks": 1}),
+    "finetune": ("resnet10t+mrla_light", {}),
     "digits": ("preresnet20_cifar+mrla_light", {"blocks": 2}),
 }
 SIZE, BATCH = 32, 12
 
 
-def shrunk(name, digit_files) -> Recipe:
+def shrunk(name, digit_files, folder) -> Recipe:
     recipe = load_recipe(name)
     model, options = NETWORKS.get(name, ("resnet10t", {}))
+    if recipe.pretrained:  # nothing can be downloaded here
+        save_weights(timm.create_model(model.split("+")[0]), folder / "pretrained.safetensors")
+        recipe = recipe.replace(weights=str(folder / "pretrained.safetensors"))
     # a batch size of 12 instead of the recipe's; lr is scaled if the recipe has lr_batch_size
     return recipe.replace(
         model=model, model_options=options, data=str(digit_files), image_size=SIZE, batch_size=BATCH, workers=0,
@@ -148,7 +155,8 @@ def check_precision(loop, recipe):
     handle = loop.setup.network.get_classifier().register_forward_hook(lambda m, a, out: seen.append(out.dtype))
     loop.step.forward_backward(next(loop.setup.batches.epoch(0)))
     handle.remove()
-    assert seen == [getattr(torch, recipe.precision)]
+    assert seen == [{"tf32": torch.float32}.get(recipe.precision) or getattr(torch, recipe.precision)]
+    assert torch.backends.cudnn.allow_tf32 == (recipe.precision == "tf32")
 
 
 def drop_paths(network):
@@ -159,6 +167,26 @@ def check_central_crop(loop, recipe):
     """Checks the ratio of the center crop to the resized image in evaluation."""
     cropped, *_ = loop.setup.loading.transform.evaluation().transforms
     assert cropped.size == int(SIZE / recipe.crop_pct)
+
+
+def check_pretrained(loop, recipe):
+    saved, own = read_checkpoint(recipe.weights)[0], build_network(recipe, 10).state_dict()
+    assert torch.equal(own["conv1.0.weight"], saved["conv1.0.weight"])
+
+
+def check_new_rate(loop, recipe):
+    group = next(
+        g for g in loop.setup.optimizer.param_groups if any(p is loop.setup.network.fc.weight for p in g["params"])
+    )
+    assert group["lr_scale"] == recipe.new_lr_scale
+
+
+def check_clipping(loop, recipe):
+    for parameter in loop.setup.network.parameters():
+        parameter.data.mul_(1e3)  # gradients far above the maximum
+    loop.step.run(next(loop.setup.batches.epoch(0)))
+    gradients = [p.grad for p in loop.setup.network.parameters() if p.grad is not None]
+    assert torch.nn.utils.get_total_norm(gradients) <= recipe.clip_grad * 1.001
 
 
 def check_zero_head(loop, recipe):
@@ -247,12 +275,16 @@ CHECKS = {
     "channels_last": check_channels_last,
     "precision": check_precision,
     "zero_head": check_zero_head,
+    "pretrained": check_pretrained,
+    "new_lr_scale": check_new_rate,
+    "crop_scale": lambda t, r: transform_of(t, RandomResizedCropAndInterpolation).scale == tuple(r.crop_scale),
+    "clip_grad": check_clipping,
 }
 
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_a_recipe_trains_and_every_value_has_its_effect(name, digit_files, tmp_path):
-    recipe = shrunk(name, digit_files)
+    recipe = shrunk(name, digit_files, tmp_path)
     loop = two_steps(recipe, tmp_path / "run")
     assert all(torch.isfinite(p).all() for p in loop.setup.network.parameters())
     defaults = dataclasses.asdict(Recipe())

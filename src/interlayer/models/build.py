@@ -6,6 +6,7 @@ All names of models in recipes and on the command line are resolved here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import timm
@@ -15,12 +16,11 @@ from torch import nn
 
 from .. import hosts
 from ..hosts.finding.probe import reason
+from .errors import ModelError
+from .origin import Origin, all_tensors, record_origin, taken_over
+from .pretrained import check_pretrained, pretrained_error
 from .registry import backbone_of, check_name
-from .weights import classifier_parameters, start_from
-
-
-class ModelError(ValueError):
-    """The network cannot be built from its name; the message states the reason."""
+from .weights import classifier_names, classifier_parameters, start_from
 
 
 def parse_value(text: str) -> Any:
@@ -78,7 +78,7 @@ def build_network(
         name: name of a timm model, NAME+MECHANISM, or several mechanisms with options such as
             "deit_small_patch16_224+cb:scaled=true+mrla_light".
         num_classes: number of classes; the default of the model if None.
-        pretrained: whether to load the pretrained weights of the backbone.
+        pretrained: whether to load the pretrained weights of the backbone. Ignored if ``weights`` is given.
         image_size: size of the images, for which networks with a fixed input size are built.
         drop_rate: dropout rate before the classifier.
         drop_path_rate: stochastic depth rate of the backbone, also used by mechanisms that support it.
@@ -112,7 +112,9 @@ def build_network(
         options["drop_rate"] = drop_rate
     if drop_path_rate:
         options["drop_path_rate"] = drop_path_rate
+    pretrained = pretrained and not weights
     network = _create(backbone, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
+    origin, tensors = _pretrained_origin(network) if pretrained else (Origin(), {})
     defaults: dict[str, Any] = {}
     if pretrained or weights:
         defaults["init"] = "identity"  # a trained network initially computes the same function
@@ -120,11 +122,16 @@ def build_network(
         defaults["drop_path"] = "backbone"
     for mechanism, inline in mechanisms:
         network = _attach(network, mechanism, {**(attach_options or {}), **inline}, defaults, image_size)
+    if pretrained:  # a mechanism keeps the tensors of the backbone, or replaces those that it changes
+        kept = {name for name, tensor in all_tensors(network) if tensors.get(name) is tensor}
+        origin = replace(origin, loaded=frozenset(kept | taken_over(network, tensors)))
     if weights:
-        start_from(network, weights)
+        origin = start_from(network, weights).origin
     if zero_head:
         for parameter in classifier_parameters(network):
             nn.init.zeros_(parameter)
+        origin = replace(origin, loaded=origin.loaded - classifier_names(network))
+    record_origin(network, origin)
     if batch_norm_momentum is not None:
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -136,6 +143,8 @@ def _create(
     name: str, options: dict[str, Any], *, num_classes: int | None, pretrained: bool, image_size: int | None
 ) -> nn.Module:
     defaults = {"pretrained": pretrained} | ({} if num_classes is None else {"num_classes": num_classes})
+    if pretrained:
+        check_pretrained(name, options)
     try:
         if image_size and "img_size" not in options:
             try:  # networks with position embeddings for a fixed size
@@ -146,6 +155,22 @@ def _create(
     except (TypeError, RuntimeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ModelError(f"{name} cannot be built{f' with {given}' if given else ''}: {reason(error)}") from error
+    except OSError as error:
+        raise pretrained_error(name, reason(error)) from error
+
+
+def _pretrained_origin(network: Any) -> tuple[Origin, dict[str, Any]]:
+    """Returns the origin of a backbone that timm has created with pretrained weights, and the loaded tensors.
+
+    timm does not load a classifier with another number of classes.
+    """
+    config = network.pretrained_cfg or {}
+    classes = config.get("num_classes")
+    other_head = classes is not None and classes != getattr(network, "num_classes", classes)
+    head = classifier_names(network) if other_head else set()
+    tensors = {name: tensor for name, tensor in all_tensors(network) if name not in head}
+    name = ".".join(filter(None, (config.get("architecture"), config.get("tag"))))
+    return Origin(f"timm's pretrained weights {name}", frozenset(tensors), classes if other_head else None), tensors
 
 
 def _attach(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .. import hosts
 from ..mechanisms import fit_gate_factors, fit_halo_tables
 from .checkpoints import CheckpointError, check_description, named_tensors, read_checkpoint, unwrap
+from .origin import Origin, taken_over
 from .positions import fit_positions
 
 
@@ -35,12 +36,14 @@ class LoadReport:
         missing: names of tensors of the network that were not given.
         unexpected: names of given tensors that the network does not have.
         mismatched: names of tensors with different shapes, with both shapes.
+        origin: which tensors of the network were loaded, once they are.
     """
 
     placed: list[str]
     missing: list[str]
     unexpected: list[str]
     mismatched: list[str]
+    origin: Origin = field(default_factory=Origin)
 
     @property
     def complete(self) -> bool:
@@ -129,18 +132,27 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     state_dict, descriptions = read_checkpoint(path)
     tensors, descriptions = fit_halo_tables(network, unwrap(state_dict), descriptions)
     check_description(descriptions, network)
-    tensors = hosts.as_wide_as(network, fit_positions(network, tensors))
+    narrow = fit_positions(network, tensors)
+    tensors = hosts.as_wide_as(network, narrow)
     fit_gate_factors(network, tensors)
     expected = network.state_dict()
-    classifier = {id(parameter) for parameter in classifier_parameters(network)}
-    head = {name for name, parameter in network.named_parameters() if id(parameter) in classifier}
+    head = classifier_names(network)
     other_head = {name for name in head & tensors.keys() if tensors[name].shape != expected[name].shape}
     own = _without(tensors, other_head.union(hosts.names_of_replaced(network, tensors)))
     report = match_tensors(own, expected, optional=head | _attached_names(network))
     report.check(f"{path} does not fit the network")
     network.load_state_dict(own, strict=False)
     report.placed.extend(hosts.hand_to_replaced(network, tensors))
-    return report
+    widened = {name for name in own if own[name].shape != narrow[name].shape}  # some of its columns are new
+    loaded = (set(own) - widened) | taken_over(network, report.placed)
+    classes = next((len(tensors[name]) for name in sorted(other_head)), None)
+    return replace(report, origin=Origin(str(path), frozenset(loaded), classes))
+
+
+def classifier_names(network: nn.Module) -> set[str]:
+    """Returns the names of the parameters of the classifier of a timm model, or of all its classifiers."""
+    classifier = {id(parameter) for parameter in classifier_parameters(network)}
+    return {name for name, parameter in network.named_parameters() if id(parameter) in classifier}
 
 
 def classifier_parameters(network: Any) -> list[nn.Parameter]:

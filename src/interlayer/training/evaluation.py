@@ -67,7 +67,7 @@ def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool 
             collective=setup.processes, records=records,
         )  # fmt: skip
     finally:
-        setup.network.train()
+        setup.train()
 
 
 def check_finite_loss(scores: Scores, epoch: int) -> None:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import timm
 import torch
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 
 from ..hosts.finding.probe import reason
+from ..models.origin import Origin
 from .files import TrainingError
-from .recipe import Recipe
+from .recipe import Recipe, RecipeError
 
 FUSED = {"sgd", "momentum", "adam", "adamw"}  # optimizers with a fused implementation in PyTorch
 
 
-def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Creates the recipe's optimizer with timm. On a GPU, a fused implementation is used if PyTorch has one."""
+def make_optimizer(
+    recipe: Recipe, network: nn.Module, device: torch.device, origin: Origin | None = None
+) -> torch.optim.Optimizer:
+    """Creates the recipe's optimizer with timm. On a GPU, a fused implementation is used if PyTorch has one.
+
+    Args:
+        origin: tells new parameters, which have their own learning rate, from loaded ones.
+    """
     options = dict(recipe.optimizer_options)
+    if recipe.new_lr_scale != 1.0 or recipe.layer_decay is not None:
+        options["param_group_fn"] = partial(parameter_groups, recipe, origin=origin or Origin())
     if device.type == "cuda" and recipe.optimizer in FUSED and recipe.sharding == "none":
         options.setdefault("fused", True)
     try:
@@ -32,10 +42,43 @@ def make_optimizer(recipe: Recipe, network: nn.Module, device: torch.device) -> 
             filter_bias_and_bn=not recipe.decay_norms_and_biases,
             **{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()},
         )
+    except RecipeError:
+        raise
     except (ValueError, TypeError, AssertionError, RuntimeError) as error:
         known = ", ".join(sorted(timm.optim.list_optimizers()))
         message = f"optimizer={recipe.optimizer} cannot be made: {reason(error)}; timm knows {known}"
         raise TrainingError(message) from error
+
+
+def parameter_groups(recipe: Recipe, network: nn.Module, *, origin: Origin) -> list[dict[str, Any]]:
+    """Returns groups of parameters, whose ``lr_scale`` timm's schedules multiply with the learning rate.
+
+    The learning rate of loaded parameters decays by ``layer_decay`` from each layer to the one before it, as computed
+    by timm. The learning rate of new parameters, wherever they are, is multiplied by ``new_lr_scale``.
+    """
+    options: dict[str, Any] = {
+        "weight_decay": recipe.weight_decay,
+        "weight_decay_exclude_1d": not recipe.decay_norms_and_biases,
+        "no_weight_decay_list": getattr(network, "no_weight_decay", set)(),
+    }
+    if recipe.layer_decay is None:
+        groups = param_groups_weight_decay(network, **options)
+    elif hasattr(network, "group_matcher"):
+        groups = param_groups_layer_decay(network, layer_decay=recipe.layer_decay, **options)
+    else:
+        raise RecipeError(
+            f"layer_decay={recipe.layer_decay} needs a network that numbers its layers by timm's group_matcher, which "
+            f"{recipe.model} does not have"
+        )
+    new = {id(parameter) for parameter in origin.new_parameters(network).values()}
+    split = []
+    for group in groups:
+        for is_new in (False, True):
+            parameters = [p for p in group["params"] if (id(p) in new) is is_new]
+            scale = recipe.new_lr_scale if is_new else group.get("lr_scale", 1.0)
+            if parameters:
+                split.append({**group, "params": parameters, "lr_scale": scale})
+    return split
 
 
 def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> Any:
@@ -44,7 +87,8 @@ def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int)
     Args:
         steps: number of steps in an epoch.
     """
-    if recipe.schedule == "constant" and not recipe.warmup_epochs:
+    scaled = any("lr_scale" in group for group in optimizer.param_groups)
+    if recipe.schedule == "constant" and not recipe.shortened_warmup and not scaled:
         return None
     by_epoch = recipe.schedule_on == "epoch"
     scheduler, _ = create_scheduler_v2(
@@ -57,7 +101,7 @@ def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int)
         decay_rate=recipe.decay_rate,
         min_lr=recipe.scaled_min_lr,
         warmup_lr=recipe.warmup_lr,
-        warmup_epochs=recipe.warmup_epochs,  # type: ignore[arg-type]
+        warmup_epochs=recipe.shortened_warmup,  # type: ignore[arg-type]
         step_on_epochs=by_epoch,
         updates_per_epoch=steps,
     )

@@ -8,13 +8,9 @@ key raises an error that suggests the nearest valid one, so that a misspelled op
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -23,108 +19,178 @@ import yaml
 
 from ..models.build import parse_value
 from ..tasks import TaskError, task_class
-from .files import TrainingError
+from .keys import KeyDescription, RecipeError, as_number, coerce, describe_keys, key_field, nearest, unknown_key
+from .rules import RULES
 
 Options = dict[str, Any]
-
-
-class RecipeError(TrainingError):
-    """Raised if a recipe cannot be run."""
+SECTIONS = {  # the first key of each section of the dataclass, for the documentation
+    "task": "The network",
+    "data": "Data",
+    "crop": "Augmentation of training images",
+    "epochs": "Optimization",
+    "new_lr_scale": "Fine-tuning",
+    "seed": "The machine, and what is written",
+}
+FINE_TUNING = ("new_lr_scale", "layer_decay", "freeze_epochs", "freeze_backbone")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The options of a training run. The defaults train with random crops and flips, SGD and a cosine schedule."""
+    """The options of a training run. The defaults train with random crops and flips, SGD and a cosine schedule.
 
-    # The task, by name.
-    task: str = "classification"
+    The meaning of every key is part of its field: `interlayer recipes KEY` shows it, and docs/recipes.md lists all.
+    """
 
-    # The network: a timm model name, or NAME+MECHANISM to attach a mechanism. Several mechanisms and their options are
-    # written as NAME+cb:scaled=true+mrla_light.
-    model: str = ""
-    model_options: Options = field(default_factory=dict)  # passed to timm.create_model
-    attach_options: Options = field(default_factory=dict)  # passed to interlayer.attach, for NAME+MECHANISM
-    pretrained: bool = False  # load the pretrained weights of the backbone
-    weights: str | None = None  # a weights file to start from; a head with another number of classes is not loaded
-    zero_head: bool = False  # initialize the classifier with zeros
-    drop_rate: float = 0.0  # dropout rate before the classifier
-    drop_path_rate: float = 0.0  # stochastic depth rate
-    batch_norm_momentum: float | None = None  # PyTorch's convention: the weight of the new batch
+    # The network.
+    task: str = key_field("classification", "the task, by name")
+    model: str = key_field(
+        "", "timm's name of the network, or NAME+MECHANISM to attach a mechanism, as in NAME+cb:scaled=true+mrla_light"
+    )
+    model_options: Options = key_field({}, "further options of timm.create_model")
+    attach_options: Options = key_field(
+        {}, "options of the mechanism, for NAME+MECHANISM; see `interlayer mechanisms NAME`"
+    )
+    pretrained: bool = key_field(
+        False, "start from timm's pretrained weights of the backbone; ignored if weights is given"
+    )
+    weights: str | None = key_field(
+        None, "a weights file to start from; mechanisms may be missing, the classifier may have other classes"
+    )
+    zero_head: bool = key_field(
+        False, "initialize the classifier with zeros, so that it is new even if weights have it"
+    )
+    drop_rate: float = key_field(0.0, "dropout rate before the classifier")
+    drop_path_rate: float = key_field(0.0, "stochastic depth rate of the backbone and of mechanisms that support it")
+    batch_norm_momentum: float | None = key_field(
+        None, "momentum of batch norms in PyTorch's convention, the weight of the new batch; the model's own if null"
+    )
 
     # Data.
-    data: str = "digits"
-    data_options: Options = field(default_factory=dict)  # passed to the reader: splits, keys
-    image_size: int | None = None  # the model's default if null
-    num_classes: int | None = None  # the number of classes of the data if null
-    validation: float = 0.0  # held out of the training images: a number of images, or a fraction if below 1
-    on_bad_image: Literal["fail", "skip"] = "fail"
-    resident: Literal["auto", "yes", "no"] = "auto"  # keep the images on the device and augment them there
-    workers: int = 4  # number of processes that load images that are not resident
-    mean: list[float] | None = None  # the model's default if null, as std
-    std: list[float] | None = None
-    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
-    crop_pct: float | None = None  # center crop of evaluation; the model's default if null
+    data: str = key_field(
+        "digits", "a folder of images or of CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME"
+    )
+    data_options: Options = key_field({}, "options of the reader, such as train_split and the keys of a dataset")
+    image_size: int | None = key_field(None, "height and width of the images in pixels; the model's default if null")
+    num_classes: int | None = key_field(None, "number of classes; that of the data if null")
+    validation: float = key_field(
+        0.0, "training images held out to choose the best epoch: a number of images, or a fraction if below 1"
+    )
+    on_bad_image: Literal["fail", "skip"] = key_field(
+        "fail", "stop at an image that cannot be read, or train without it"
+    )
+    resident: Literal["auto", "yes", "no"] = key_field("auto", "keep the images on the device and augment them there")
+    workers: int = key_field(4, "processes that load images that are not resident, at most one per core of the machine")
+    mean: list[float] | None = key_field(
+        None, "mean of the pixels of each channel, from 0 to 1; the model's default if null"
+    )
+    std: list[float] | None = key_field(
+        None, "standard deviation of the pixels of each channel; the model's default if null"
+    )
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = key_field(
+        "bicubic", "interpolation of resized images"
+    )
+    crop_pct: float | None = key_field(
+        None, "the part of the resized image that evaluation crops from its center; the model's default if null"
+    )
 
-    # Augmentation, applied to training images.
-    crop: Literal["resized", "padded", "none"] = "resized"  # random resized crop; pad and crop; resize only
-    crop_scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
-    crop_ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
-    padding: int = 4  # pixels on each side, for crop=padded
-    flip: float = 0.5  # probability
-    color_jitter: float = 0.0
-    auto_augment: str | None = None  # in timm's notation: rand-m9-mstd0.5-inc1, original, v0
-    erasing: float = 0.0  # probability of random erasing
-    erasing_mode: Literal["pixel", "const"] = "pixel"
-    mixup: float = 0.0  # alpha of Mixup's Beta distribution; 0 disables Mixup
-    cutmix: float = 0.0  # alpha of CutMix's Beta distribution; 0 disables CutMix
-    mix_probability: float = 1.0  # probability of mixing a batch
-    mix_switch: float = 0.5  # probability of CutMix if both are enabled
-    repeated_augmentation: int = 1  # number of views of an image in one batch
-    label_smoothing: float = 0.0
+    # Augmentation of training images.
+    crop: Literal["resized", "padded", "none"] = key_field(
+        "resized", "random crops: a resized part of the image, a shift of the padded image, or the resized image"
+    )
+    crop_scale: list[float] = key_field([0.08, 1.0], "smallest and largest part of the image's area, for crop=resized")
+    crop_ratio: list[float] = key_field(
+        [3 / 4, 4 / 3], "smallest and largest ratio of width to height, for crop=resized"
+    )
+    padding: int = key_field(4, "pixels on each side, for crop=padded")
+    flip: float = key_field(0.5, "probability of a horizontal flip")
+    color_jitter: float = key_field(
+        0.0, "strength of random changes of brightness, contrast and saturation; 0 disables them"
+    )
+    auto_augment: str | None = key_field(
+        None, "RandAugment or AutoAugment in timm's notation: rand-m9-mstd0.5-inc1, original, v0"
+    )
+    erasing: float = key_field(0.0, "probability of erasing a random rectangle")
+    erasing_mode: Literal["pixel", "const"] = key_field(
+        "pixel", "fill erased rectangles with noise, or with the mean color"
+    )
+    mixup: float = key_field(0.0, "alpha of Mixup's Beta distribution; 0 disables Mixup")
+    cutmix: float = key_field(0.0, "alpha of CutMix's Beta distribution; 0 disables CutMix")
+    mix_probability: float = key_field(1.0, "probability of mixing a batch, if Mixup or CutMix is enabled")
+    mix_switch: float = key_field(0.5, "probability of CutMix, if Mixup and CutMix are both enabled")
+    repeated_augmentation: int = key_field(1, "number of differently augmented views of an image in one batch")
+    label_smoothing: float = key_field(0.0, "probability that smoothed labels spread over all classes")
 
     # Optimization.
-    epochs: int = 100
-    batch_size: int = 256  # images per update, over all ranks and accumulated splits
-    accumulate: int = 1  # number of splits of a rank's batch, over which gradients are accumulated
-    optimizer: str = "sgd"  # timm's name: sgd uses Nesterov momentum, momentum does not
-    lr: float = 0.1
-    lr_batch_size: int | None = None  # if given, lr is for this batch size and is scaled linearly to batch_size
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    decay_norms_and_biases: bool = True
-    optimizer_options: Options = field(default_factory=dict)  # betas, eps, alpha
-    schedule: Literal["cosine", "step", "multistep", "constant"] = "cosine"
-    schedule_on: Literal["epoch", "step"] = "epoch"  # when the learning rate changes
-    warmup_epochs: float = 0.0
-    warmup_lr: float = 0.0
-    min_lr: float = 0.0  # the minimum of the cosine schedule
-    decay_epochs: float = 30.0  # for schedule=step
-    decay_rate: float = 0.1  # for schedule=step and multistep
-    milestones: list[int] = field(default_factory=list)  # epochs, for schedule=multistep
-    clip_grad: float | None = None  # maximum norm of the gradient
-    ema: float = 0.0  # decay of the moving average of the weights, which is then evaluated; 0 disables it
+    epochs: int = key_field(100, "number of epochs")
+    batch_size: int = key_field(256, "images per update, over all ranks and accumulated splits")
+    accumulate: int = key_field(1, "number of splits of a rank's batch, over which gradients are accumulated")
+    optimizer: str = key_field("sgd", "timm's name of the optimizer: sgd uses Nesterov momentum, momentum does not")
+    lr: float = key_field(0.1, "learning rate after the warm-up")
+    lr_batch_size: int | None = key_field(
+        None, "the batch size that lr is meant for; lr and min_lr are scaled linearly to batch_size"
+    )
+    momentum: float = key_field(0.9, "momentum, for optimizers that have it")
+    weight_decay: float = key_field(1e-4, "weight decay")
+    decay_norms_and_biases: bool = key_field(True, "apply weight decay also to norms, biases and other vectors")
+    optimizer_options: Options = key_field({}, "further options of the optimizer, such as betas, eps and alpha")
+    schedule: Literal["cosine", "step", "multistep", "constant"] = key_field("cosine", "how the learning rate decays")
+    schedule_on: Literal["epoch", "step"] = key_field(
+        "epoch", "change the learning rate after every epoch or every step"
+    )
+    warmup_epochs: float = key_field(
+        0.0, "epochs in which the learning rate rises linearly; shortened to a fifth of a run that is not longer"
+    )
+    warmup_lr: float = key_field(0.0, "learning rate at the start of the warm-up")
+    min_lr: float = key_field(0.0, "the minimum of the cosine schedule")
+    decay_epochs: float = key_field(30.0, "epochs between two decays, for schedule=step")
+    decay_rate: float = key_field(0.1, "factor of each decay, for schedule=step and multistep")
+    milestones: list[int] = key_field([], "epochs at which the learning rate decays, for schedule=multistep")
+    clip_grad: float | None = key_field(None, "maximum norm of the gradient; not clipped if null")
+    ema: float = key_field(0.0, "decay of the moving average of the weights, which is then evaluated; 0 disables it")
+
+    # Fine-tuning from pretrained or weights. New parameters are those that were not loaded.
+    new_lr_scale: float = key_field(
+        1.0, "learning rate of new parameters, those of the mechanism and of a new classifier, relative to lr"
+    )
+    layer_decay: float | None = key_field(
+        None, "factor of the learning rate of loaded parameters from each layer to the one before it; none if null"
+    )
+    freeze_epochs: float = key_field(0.0, "epochs at the start in which only new parameters are trained")
+    freeze_backbone: bool = key_field(False, "train only new parameters for the whole run")
 
     # The machine, and what is written.
-    seed: int = 0
-    device: str | None = None  # cpu or cuda; cuda if available
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    deterministic: bool = False  # use only deterministic kernels on a GPU, which are slower
-    channels_last: bool = False
-    compile: Literal["no", "default", "tuned"] = "no"  # tuned: slower to compile, faster to run
-    cuda_graph: Literal["auto", "yes", "no"] = "auto"  # replay the step as one graph; needs a GPU and resident images
-    sharding: Literal["none", "fsdp"] = "none"  # whether each rank holds a copy of the model or a shard of it
-    sync_batchnorm: bool = False  # compute batch norm statistics over all GPUs
-    eval_batch_size: int | None = None  # images per rank; chosen from batch_size and the image size if null
-    checkpoint_steps: int = 0  # also save every N steps; 0: only at the end of an epoch and when stopped
-    tensorboard: bool = True
-    wandb: str | None = None  # name of a Weights & Biases project
+    seed: int = key_field(0, "seed of the initial weights, the order of the images and all augmentation")
+    device: str | None = key_field(None, "cpu or cuda; cuda if available, if null")
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = key_field(
+        "float32", "precision of the forward pass; tf32 applies to GPUs, float16 needs one"
+    )
+    deterministic: bool = key_field(False, "use only deterministic kernels on a GPU, which are slower")
+    channels_last: bool = key_field(False, "store images and weights in channels-last memory format")
+    compile: Literal["no", "default", "tuned"] = key_field(
+        "no", "compile the network with torch.compile; tuned takes longer to compile and runs faster"
+    )
+    cuda_graph: Literal["auto", "yes", "no"] = key_field(
+        "auto", "replay the training step as one CUDA graph; needs one GPU and resident images"
+    )
+    sharding: Literal["none", "fsdp"] = key_field(
+        "none", "whether each rank holds a copy of the model or a shard of it"
+    )
+    sync_batchnorm: bool = key_field(False, "compute batch norm statistics over all GPUs")
+    eval_batch_size: int | None = key_field(
+        None, "images per rank in evaluation; chosen from batch_size and the image size if null"
+    )
+    checkpoint_steps: int = key_field(
+        0, "also save a checkpoint every N steps; 0: only at the end of an epoch and when stopped"
+    )
+    tensorboard: bool = key_field(True, "write TensorBoard logs")
+    wandb: str | None = key_field(None, "name of a Weights & Biases project to log to")
 
     def __post_init__(self) -> None:
         try:
             task_class(self.task)
         except TaskError as error:
             raise RecipeError(str(error)) from error
-        for check, message in _RULES:
+        for check, message in RULES:
             if not check(self):
                 raise RecipeError(message.format(**dataclasses.asdict(self)))
 
@@ -137,6 +203,25 @@ class Recipe:
     def scaled_min_lr(self) -> float:
         """The minimum learning rate, scaled to the batch size."""
         return self.min_lr * (self.batch_size / self.lr_batch_size if self.lr_batch_size else 1.0)
+
+    @property
+    def shortened_warmup(self) -> float:
+        """The warm-up in epochs. A warm-up that would not end before the run is shortened to a fifth of the run.
+
+        If the learning rate changes only between epochs, the fifth is rounded down to whole epochs.
+        """
+        if self.warmup_epochs < self.epochs:
+            return self.warmup_epochs
+        return self.epochs / 5 if self.schedule_on == "step" else float(self.epochs // 5)
+
+    @property
+    def fine_tuning_keys(self) -> dict[str, Any]:
+        """The values that distinguish new parameters from loaded ones, if they differ from their defaults."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name in FINE_TUNING and getattr(self, f.name) != f.default
+        }
 
     @property
     def mixes(self) -> bool:
@@ -153,66 +238,6 @@ class Recipe:
         return comment + yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, default_flow_style=None)
 
 
-def _is_probability(name: str) -> tuple[Any, str]:
-    return (lambda r: 0 <= getattr(r, name) <= 1), f"{name} must be from 0 to 1, got {{{name}}}"
-
-
-def _is_at_least(name: str, least: float) -> tuple[Any, str]:
-    return (
-        lambda r: getattr(r, name) is None or getattr(r, name) >= least,
-        f"{name} must be at least {least}, got {{{name}}}",
-    )
-
-
-def _is_range(name: str) -> tuple[Any, str]:
-    return (
-        lambda r: len(getattr(r, name)) == 2 and 0 < getattr(r, name)[0] <= getattr(r, name)[1],
-        f"{name} must be two rising positive numbers, got {{{name}}}",
-    )
-
-
-_RAND_OPTION = r"(m\d+(\.\d+)?|mstd(inf|\d+(\.\d+)?)|mmax\d+|n\d+|p[01]?\.?\d*|w\d+|inc[01]|t\d+)"
-AUTO_AUGMENT = rf"rand(-{_RAND_OPTION})*|(original|originalr|v0|v0r|3a)(-mstd\d+(\.\d+)?)?|augmix(-\w+(\.\d+)?)*"
-_RULES: list[tuple[Any, str]] = [
-    *map(_is_probability, ("flip", "erasing", "mix_probability", "mix_switch", "drop_rate", "drop_path_rate")),
-    *(
-        _is_at_least(name, 1)
-        for name in ("epochs", "batch_size", "accumulate", "repeated_augmentation", "image_size", "num_classes")
-    ),
-    *(
-        _is_at_least(name, 0)
-        for name in ("lr", "weight_decay", "workers", "padding", "mixup", "cutmix", "validation", "warmup_epochs")
-    ),
-    *(_is_at_least(name, 0) for name in ("min_lr", "warmup_lr", "color_jitter", "checkpoint_steps", "seed")),
-    _is_at_least("eval_batch_size", 1),
-    _is_at_least("lr_batch_size", 1),
-    *map(_is_range, ("crop_scale", "crop_ratio")),
-    (lambda r: 0 <= r.label_smoothing < 1, "label_smoothing must be from 0 to below 1, got {label_smoothing}"),
-    (lambda r: 0 <= r.ema < 1, "ema must be from 0 to below 1, got {ema}"),
-    (lambda r: 0 <= r.momentum < 1, "momentum must be from 0 to below 1, got {momentum}"),
-    (lambda r: 0 < r.decay_rate <= 1, "decay_rate must be above 0 and at most 1, got {decay_rate}"),
-    (lambda r: r.crop_pct is None or 0 < r.crop_pct <= 1, "crop_pct must be above 0 and at most 1, got {crop_pct}"),
-    (lambda r: r.mean is None or len(r.mean) == 3, "mean must be three numbers, got {mean}"),
-    (lambda r: r.std is None or (len(r.std) == 3 and min(r.std) > 0), "std must be three positive numbers, got {std}"),
-    (lambda r: not r.model.endswith("+"), "model={model} names no mechanism after the +"),
-    (lambda r: r.decay_epochs > 0, "decay_epochs must be above 0, got {decay_epochs}"),
-    (lambda r: r.clip_grad is None or r.clip_grad > 0, "clip_grad must be above 0, got {clip_grad}"),
-    (
-        lambda r: r.batch_size % r.accumulate == 0,
-        "batch_size={batch_size} cannot be cut into accumulate={accumulate} equal parts",
-    ),
-    (
-        lambda r: r.schedule != "multistep" or bool(r.milestones),
-        "schedule: multistep needs milestones, for example milestones=[150,225]",
-    ),
-    (
-        lambda r: r.auto_augment is None or re.fullmatch(AUTO_AUGMENT, r.auto_augment) is not None,
-        "auto_augment={auto_augment} is not known to timm: rand-m9-mstd0.5-inc1 (RandAugment), original, originalr, "
-        "v0, v0r (AutoAugment), 3a or augmix",
-    ),
-    (lambda r: r.sharding == "none" or r.ema == 0, "ema={ema} does not work with sharding=fsdp; set one of them off"),
-]
-
 _TYPES = typing.get_type_hints(Recipe)
 _NAMES = [f.name for f in dataclasses.fields(Recipe)]
 
@@ -221,6 +246,17 @@ def list_recipes() -> list[str]:
     """Returns the names of the recipes that come with the package."""
     files = resources.files("interlayer").joinpath("recipes").iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def list_keys() -> dict[str, KeyDescription]:
+    """Returns all keys of recipes with their type, default and meaning, in order."""
+    return describe_keys(Recipe)
+
+
+def recipes_with(key: str) -> dict[str, Any]:
+    """Returns the recipes of the package that set a key, with their values."""
+    found = {name: _values_of(name, seen=()) for name in list_recipes()}
+    return {name: values[key] for name, values in found.items() if key in values}
 
 
 def recipe_text(name: str) -> str:
@@ -232,7 +268,8 @@ def recipe_text(name: str) -> str:
         if not path.is_file():
             raise RecipeError(f"{path}: no such recipe file")
         return path.read_text()
-    raise RecipeError(f"unknown recipe {name!r}{_nearest(name, list_recipes())}; `interlayer recipes` lists them")
+    near = nearest(name, [*list_recipes(), *_NAMES])
+    raise RecipeError(f"unknown recipe {name!r}{near or ';'} `interlayer recipes` lists them")
 
 
 def load_recipe(name: str, overrides: Sequence[str] = (), **values: Any) -> Recipe:
@@ -262,8 +299,8 @@ def from_values(values: Mapping[str, Any]) -> Recipe:
     """Creates a recipe from values, which are checked and converted to the types of the fields."""
     for key in values:
         if key not in _NAMES:
-            raise RecipeError(f"unknown key {key!r} in the recipe{_nearest(key, _NAMES)}")
-    return Recipe(**{key: _coerce(key, value, _TYPES[key]) for key, value in values.items()})
+            raise unknown_key(key, _NAMES)
+    return Recipe(**{key: coerce(key, value, _TYPES[key]) for key, value in values.items()})
 
 
 def differences(ours: Recipe, theirs: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -297,71 +334,11 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
         values[key] = value
         return
     if first not in _NAMES:
-        raise RecipeError(f"unknown key {first!r} in the recipe{_nearest(first, _NAMES)}")
+        raise unknown_key(first, _NAMES)
     if typing.get_origin(_TYPES[first]) is not dict:
         raise RecipeError(f"{first} holds one value, not options: write {first}=...")
     inner = values[first] = dict(values.get(first) or {})
     for name in rest[:-1]:
         inner[name] = dict(inner.get(name) or {})
         inner = inner[name]
-    inner[rest[-1]] = _number(value)
-
-
-def _number(value: Any) -> Any:
-    """Converts text such as 1e-3 to a number, because YAML 1.1 reads it as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    return value
-
-
-def _coerce(key: str, value: Any, kind: Any) -> Any:
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        return _coerce(key, value, next(arg for arg in typing.get_args(kind) if arg is not type(None)))
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if isinstance(value, bool):  # YAML reads yes and no as booleans
-            value = ("yes" if "yes" in choices else "default") if value else ("no" if "no" in choices else "none")
-        if value not in choices:
-            raise RecipeError(
-                f"{key} must be one of {', '.join(choices)}, got {value!r}{_nearest(str(value), choices)}"
-            )
-        return value
-    if origin is list:
-        (item,) = typing.get_args(kind)
-        if not isinstance(value, (list, tuple)):
-            raise RecipeError(f"{key} must be a list such as [1, 2], got {value!r}")
-        return [_coerce(key, entry, item) for entry in value]
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise RecipeError(f"{key} must be options such as {{name: value}}, got {value!r}")
-        return {str(name): _number(entry) for name, entry in value.items()}
-    return _coerce_scalar(key, value, kind)
-
-
-def _coerce_scalar(key: str, value: Any, kind: type) -> Any:
-    value = _number(value) if kind in (int, float) else value
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{key} must be a finite number, got {value}")
-    fits = {
-        bool: isinstance(value, bool),
-        int: not isinstance(value, bool) and isinstance(value, (int, float)) and value == int(value),
-        float: isinstance(value, (int, float)) and not isinstance(value, bool),
-        str: isinstance(value, (str, int, float)) and not isinstance(value, bool),
-    }[kind]
-    if not fits:
-        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-        raise RecipeError(f"{key} must be {wanted}, got {value!r}")
-    return kind(value)
-
-
-def _nearest(name: str, valid: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    inner[rest[-1]] = as_number(value)

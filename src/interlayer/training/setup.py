@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..models.build import ModelError, check_size
+from ..models.origin import Origin, origin_of
 from ..tasks import Task, TaskError, make_task
 from .data import (
     Data,
@@ -32,6 +34,7 @@ from .data import (
 from .data.context import Report, no_report
 from .data.seeds import mixed_seed, seed_libraries
 from .files import TrainingError
+from .freezing import Freeze, check_fine_tuning, make_freeze
 from .optimization import make_optimizer, make_scheduler
 from .processes import Processes
 from .recipe import Recipe, RecipeError
@@ -42,7 +45,7 @@ AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # inductor options for compile=tuned
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingSetup:
     """A run that is ready to train.
 
@@ -62,6 +65,8 @@ class TrainingSetup:
         scheduler: timm's learning rate schedule; None if the learning rate never changes.
         scaler: scales the loss in float16, and is disabled otherwise.
         ema: the moving average of the weights; None if the recipe has none.
+        origin: which tensors of the network came from trained weights.
+        freeze: what is frozen, and for how long.
     """
 
     recipe: Recipe
@@ -78,6 +83,8 @@ class TrainingSetup:
     scheduler: Any
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
+    origin: Origin
+    freeze: Freeze
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +92,28 @@ class TrainingSetup:
 
     @property
     def lr(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        """The learning rate, without the factors of groups of parameters."""
+        group = max(self.optimizer.param_groups, key=lambda group: group.get("lr_scale", 1.0) == 1.0)
+        return float(group["lr"]) / group.get("lr_scale", 1.0)
+
+    def train(self) -> None:
+        """Puts the network into training mode, and its frozen batch norms into eval mode."""
+        self.network.train()
+        self.freeze.set_modes()
+
+    def update_freeze(self, epoch: int, step: int) -> bool:
+        """Freezes or unfreezes the network as the recipe says for a step. Returns whether anything has changed."""
+        frozen = self.freeze.covers(epoch * self.batches.steps + step)
+        if frozen == self.freeze.active:
+            return False
+        self.freeze.set(frozen)
+        self.train()
+        if self.replicated is not self.network:  # DistributedDataParallel averages what was trained when it was created
+            self.replicated = self.model = None  # type: ignore[assignment]
+            gc.collect()  # removes its hooks
+            self.replicated = _replicate(self.network, self.recipe, self.processes)
+            self.model = compile_network(self.replicated, self.recipe.compile)
+        return True
 
     def set_lr(self, epoch: int, step: int) -> None:
         """Sets the learning rate of a step, which depends only on the epoch and the step."""
@@ -136,6 +164,7 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
         data: the data, if several runs share it; opened from the recipe if None.
         report: called with the progress of loading images.
     """
+    check_fine_tuning(recipe)
     set_precision(recipe)
     device = processes.device
     seed_libraries(mixed_seed("weights", recipe.seed))
@@ -153,18 +182,21 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     held_out = eval_batches(data.validation if data.validation is not None else data.test, loading)
     if device.type == "cuda":
         torch.cuda.synchronize()  # makes the loaded images visible to every stream
+    origin = origin_of(network)
     network = _place(network, recipe, processes)
-    optimizer = make_optimizer(recipe, network, device)
+    optimizer = make_optimizer(recipe, network, device, origin)
     scheduler = make_scheduler(recipe, optimizer, batches.steps)
     ema = ModelEmaV3(network, decay=recipe.ema) if recipe.ema else None
+    freeze = make_freeze(recipe, network, origin, batches.steps)
+    freeze.set(freeze.covers(0))
     replicated = _replicate(network, recipe, processes)
     # Evaluation runs the network eagerly: compiling it for evaluation would take longer than it saves.
-    model: Any = replicated if recipe.compile == "no" else compile_network(replicated, recipe.compile)
+    model = compile_network(replicated, recipe.compile)
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
     seed_libraries(mixed_seed("steps", recipe.seed, processes.rank))
     return TrainingSetup(
         recipe, processes, task, data, loading, batches, held_out, network, replicated, model,
-        optimizer, scheduler, scaler, ema,
+        optimizer, scheduler, scaler, ema, origin, freeze,
     )  # fmt: skip
 
 
@@ -210,7 +242,9 @@ def _replicate(network: nn.Module, recipe: Recipe, processes: Processes) -> nn.M
 
 
 def compile_network(network: nn.Module, how: str) -> Any:
-    """Compiles the network in the mode of the recipe's ``compile``."""
+    """Compiles the network in the mode of the recipe's ``compile``. Returns it unchanged if the mode is "no"."""
+    if how == "no":
+        return network
     if how == "default":
         return torch.compile(network)
     from torch._inductor import select_algorithm

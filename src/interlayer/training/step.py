@@ -174,6 +174,11 @@ class TrainStep:
             f"{', '.join(setup.batches.names(epoch, bad))}"
         )
 
+    def restart(self) -> None:
+        """Forgets the captured graph, because other parameters are trained from now on."""
+        self.release()
+        self.steps_run = 0
+
     def release(self) -> None:
         """Frees the memory of the captured graph."""
         self.graph = self.static_batch = None

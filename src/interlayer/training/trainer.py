@@ -148,11 +148,13 @@ class TrainingLoop:
         steps, every = setup.batches.steps, setup.recipe.checkpoint_steps
         if start == 0:
             sums.restart(0)
-        setup.network.train()
+        setup.train()
         self.clock = EpochClock(start, steps, setup.recipe.batch_size)
         batches = setup.batches.epoch(epoch, start)
         for step in range(start, steps):
             setup.set_lr(epoch, step)
+            if setup.update_freeze(epoch, step):
+                self.step.restart()
             setup.batches.seed(epoch, step)
             self.step.run(next(batches))
             ended = step + 1 == steps

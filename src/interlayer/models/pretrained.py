@@ -1,0 +1,70 @@
+"""Whether timm's pretrained weights can be loaded, checked before timm tries.
+
+timm downloads weights from the Hugging Face Hub, whose client repeats a request for the better part of a minute if
+there is no network. One request with a short timeout tells beforehand. Weights in the Hub's cache need no network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import timm
+
+from .errors import ModelError
+from .rows import ROWS
+
+TIMEOUT = 5.0  # seconds for one request
+WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")  # names that timm looks for, in this order
+
+
+def pretrained_error(name: str, why: str) -> ModelError:
+    """Returns the error of weights that cannot be downloaded."""
+    return ModelError(
+        f"pretrained=true: the weights of {name} cannot be downloaded ({why}); give a file of them, weights=FILE"
+    )
+
+
+def check_pretrained(name: str, options: Mapping[str, Any]) -> None:
+    """Raises a ModelError if timm has no pretrained weights of a model, or if they cannot be reached.
+
+    Args:
+        name: timm's name of the model.
+        options: options of `timm.create_model`, which may name another source of the weights.
+    """
+    if {"pretrained_cfg", "pretrained_cfg_overlay"} & set(options):
+        return
+    config = timm.models.get_pretrained_cfg(name)
+    if config is None or not config.has_weights:
+        row = ROWS.get(name)
+        attached = "+".join(filter(None, (row.backbone, row.companion, row.mechanism))) if row else ""
+        backbone = f", or start from those of its backbone, {attached}" if attached else ""
+        raise ModelError(
+            f"pretrained=true: there are no pretrained weights of {name}; give a file, weights=FILE{backbone}"
+        )
+    if config.hf_hub_id and not config.file and not _is_cached(config.hf_hub_id, config.hf_hub_filename):
+        why = _unreachable_reason()
+        if why:
+            raise pretrained_error(name, why)
+
+
+def _is_cached(repository: str, filename: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    names = (filename,) if filename else WEIGHTS_FILES
+    return any(isinstance(try_to_load_from_cache(repository, name), str) for name in names)
+
+
+def _unreachable_reason() -> str:
+    """Returns why the Hugging Face Hub cannot be reached; an empty string if it can."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return f"HF_HUB_OFFLINE={os.environ.get('HF_HUB_OFFLINE', '1')} is set"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except Exception as error:  # the client is requests or httpx, depending on the version
+        return f"{constants.ENDPOINT} cannot be reached: {' '.join(str(error).split())[:120] or type(error).__name__}"
+    return ""
