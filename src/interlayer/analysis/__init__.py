@@ -1,6 +1,6 @@
 """Analysis of models: contribution of mechanisms, attention scores, shared weights, FLOPs, memory and throughput."""
 
-from .contribution import TaskContribution, contribution
+from .contribution import TaskContribution, contribution, task_contribution
 from .contribution_record import BlockContribution, Contribution, combined
 from .cost import Cost, Setting, count_flops, count_parameters, measure, measure_inference, measure_memory
 from .plots import plot_layer_scores, plot_shared_weights
@@ -27,4 +27,5 @@ __all__ = [
     "plot_layer_scores",
     "plot_shared_weights",
     "shared_weights",
+    "task_contribution",
 ]

@@ -16,7 +16,7 @@ Predictions are compared with those of the network with all its mechanisms switc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..hosts import attached_blocks, attached_mechanisms, evaluating, switched_off
 from ..hosts.carried import release
 from ..hosts.placing.recurrent_state import JoiningHead, backbone_inputs
-from ..hosts.switch import modules_off, switchable_mechanisms
+from ..hosts.switch import modules_off, some_switchable, switchable_mechanisms
 from ..mechanisms import BlockMechanism, ContextBroadcast
 from ..tasks import Classification, Collective, Scores, Task
 from .contribution_record import BlockContribution, Contribution
@@ -192,7 +192,7 @@ class ContributionMeter:
             counted: [B], False for images that are padding.
         """
         self.counted = counted
-        with self._measuring(self.images is None or self.seen < self.images):
+        with _eagerly(self.model), self._measuring(self.images is None or self.seen < self.images):
             outputs = forward()
         with switched_off(self.model):
             return outputs, forward()
@@ -236,7 +236,8 @@ class ContributionMeter:
 
     def rows(self, collective: Collective | None = None) -> tuple[BlockContribution, ...]:
         """Returns the ratio of every block, averaged over the images of all ranks. Every rank must call this."""
-        assert self.count is not None, "run was never called"
+        if self.count is None:
+            raise ValueError(f"no block of {type(self.model).__name__} with a mechanism was run")
         sums = torch.stack([self.count, *(site.total for site in self.sites if site.total is not None)])
         count, *totals = (collective or Collective()).sum(sums).tolist()
         measured = [site for site in self.sites if site.total is not None]
@@ -287,9 +288,20 @@ class TaskContribution:
         return Contribution(rows, scores.count, changed, self.task.headline, scores.metrics[name], without)
 
 
+def task_contribution(task: Task, model: nn.Module) -> TaskContribution | None:
+    """Returns a `TaskContribution`, or None if the network has no mechanism that can be switched off."""
+    return TaskContribution(task, model) if switchable_mechanisms(model) else None
+
+
+def _eagerly(model: Any) -> AbstractContextManager[Any]:
+    """Returns a context in which a compiled network runs eagerly: compiled code does not call new hooks."""
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
 def _sites(model: nn.Module) -> list[_Site]:
     """Returns every block with a mechanism, and the modules after the last block that read a state."""
-    names = switchable_mechanisms(model)
+    names = some_switchable(model)
     sites: dict[tuple[str, str], _Site] = {}
 
     def add(name: str, stage: int | None, mechanism: BlockMechanism) -> None:

@@ -33,7 +33,7 @@ def switched_off(model: nn.Module, mechanisms: str | Sequence[str] | None = None
     >>> with torch.no_grad(), interlayer.switched_off(model):
     ...     plain = model(images)
     """
-    found = switchable_mechanisms(model)
+    found = some_switchable(model)
     chosen = set(found.values()) if mechanisms is None else _chosen(model, found, mechanisms)
     with modules_off(module for module, name in found.items() if name in chosen):
         yield
@@ -53,16 +53,17 @@ def modules_off(modules: Iterable[BlockMechanism]) -> Iterator[None]:
 
 
 def switchable_mechanisms(model: nn.Module) -> dict[BlockMechanism, str]:
-    """Returns every attached mechanism that can be switched off, with the name that `attach` takes.
+    """Returns every attached mechanism that can be switched off, with the name that `attach` takes."""
+    attached = attached_mechanisms(model).items()
+    return {module: mechanism_name(path, module) for path, module in attached if isinstance(module, BlockMechanism)}
 
-    Raises:
-        ValueError: there is none. The message gives the reason.
-    """
-    attached = attached_mechanisms(model)
-    found = {m: mechanism_name(path, m) for path, m in attached.items() if isinstance(m, BlockMechanism)}
+
+def some_switchable(model: nn.Module) -> dict[BlockMechanism, str]:
+    """Returns `switchable_mechanisms`. Raises a ValueError with the reason if there is none."""
+    found = switchable_mechanisms(model)
     if found:
         return found
-    name = type(model).__name__
+    name, attached = type(model).__name__, attached_mechanisms(model)
     if attached:
         replaced = (
             "self-attention" if isinstance(next(iter(attached.values())), UniformHeadAttention) else "convolutions"

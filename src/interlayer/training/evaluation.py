@@ -62,7 +62,13 @@ def evaluate_batches(
     yield scores
 
 
-def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool = False) -> Iterator[Scores | None]:
+def evaluate_setup(
+    setup: TrainingSetup,
+    batches: EvalBatches,
+    *,
+    records: bool = False,
+    contribution: TaskContribution | None = None,
+) -> Iterator[Scores | None]:
     """Evaluates the network of a training run, or its moving average. Every rank must exhaust the generator."""
     network = setup.evaluated_network
     setup.broadcast_buffers(network)
@@ -70,7 +76,7 @@ def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool 
     try:
         yield from evaluate_batches(
             setup.task, network, batches, normalize=setup.batches.batch_transform.normalize, autocast=setup.autocast,
-            collective=setup.processes, records=records,
+            collective=setup.processes, records=records, contribution=contribution,
         )  # fmt: skip
     finally:
         setup.network.train()
