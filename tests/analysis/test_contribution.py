@@ -257,7 +257,7 @@ def test_registered_models_and_networks_without_logits_are_measured():
     features = timm.create_model("resnet18", features_only=True)
     found = interlayer.contribution(interlayer.attach(features, "mrla_light"), IMAGES[:1])
     assert found.changed is None
-    assert found.sentence.startswith("mrla_light makes up at most ")
+    assert found.sentence.startswith("mrla_light changes the outputs of its blocks by ")
 
 
 def record(changed, images=180, value=0.86, without=0.86, ratio=0.1):

@@ -64,14 +64,21 @@ class Contribution:
         return list(dict.fromkeys(row.mechanism for row in self.blocks))
 
     @property
+    def change(self) -> str:
+        """How much the mechanisms change the outputs of their blocks, in words without a full stop."""
+        ratios = sorted(row.ratio for row in self.blocks)
+        low, high = _percent(ratios[0]), _percent(ratios[-1])
+        by = high if low == high else f"{low} to {high}"
+        changes, its = ("changes", "its") if len(self.mechanisms) == 1 else ("change", "their")
+        return f"{' and '.join(self.mechanisms)} {changes} the outputs of {its} blocks by {by}"
+
+    @property
     def sentence(self) -> str:
         """What switching the mechanisms off does, in one sentence without a full stop."""
         it = "it" if len(self.mechanisms) == 1 else "them"
         texts = [text for text in (self._changed_predictions(), self._changed_value()) if text]
         if not texts:
-            largest = max(self.blocks, key=lambda row: row.ratio)
-            share = f"at most {_percent(largest.ratio)} of a block's output"
-            return f"{', '.join(self.mechanisms)} makes up {share} ({largest.block})"
+            return self.change
         text = f"switched off, {' and '.join(texts)}"
         if not any(row.ratio for row in self.blocks) or (self.changed == 0 and self.images >= ENOUGH):
             return f"{text}: the network does not use {it}"
