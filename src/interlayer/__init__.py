@@ -5,8 +5,8 @@ Importing it registers the library's models with timm, so `timm.create_model("re
 
 from importlib.metadata import PackageNotFoundError, version
 
-from .analysis import layer_scores, plot_layer_scores
-from .hosts import AttachError, attach, detach
+from .analysis import Contribution, contribution, layer_scores, plot_layer_scores
+from .hosts import AttachError, attach, detach, switched_off
 from .mechanisms import resize_halo
 from .models import CheckpointError, convert_checkpoint, list_models, load_backbone, load_weights, save_weights
 from .ops import backend
@@ -19,8 +19,10 @@ except PackageNotFoundError:  # run from source, not installed
 __all__ = [
     "AttachError",
     "CheckpointError",
+    "Contribution",
     "attach",
     "backend",
+    "contribution",
     "convert_checkpoint",
     "detach",
     "layer_scores",
@@ -30,4 +32,5 @@ __all__ = [
     "plot_layer_scores",
     "resize_halo",
     "save_weights",
+    "switched_off",
 ]

@@ -39,3 +39,5 @@ def evaluate(
     console = Console()
     for table in trained.task.show_details(scores):
         console.print(rich_table(table))
+    if scores["contribution"] is not None:
+        console.print(f"{trained.recipe.model}: {scores['contribution']['sentence']}", highlight=False)

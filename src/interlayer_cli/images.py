@@ -13,13 +13,19 @@ def photograph(model: nn.Module, path: Path | None = None) -> Tensor:
     """Loads an image file, or a sample photograph of matplotlib, with timm's transform for `model`: [1, 3, H, W]."""
     import timm
     from matplotlib import cbook
-    from PIL import Image
 
     config: dict[str, Any] = timm.data.resolve_model_data_config(model)
-    if path is not None and not path.is_file():
+    file: Any = path or Path(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+    return transformed(file, timm.data.create_transform(**config))
+
+
+def transformed(path: Path, transform: Any) -> Tensor:
+    """Loads an image file and transforms it to a batch of one image, [1, 3, H, W]."""
+    import torch
+    from PIL import Image
+
+    if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    file: Any = path or cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
-    with Image.open(file) as opened:
+    with Image.open(path) as opened:
         image = opened.convert("RGB")
-    tensor: Tensor = timm.data.create_transform(**config)(image)[None]
-    return tensor
+    return torch.as_tensor(transform(image))[None]

@@ -12,29 +12,104 @@ plot = typer.Typer(
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the figure if it exists.")]
 
 
+ImageFile = Annotated[
+    Path | None, typer.Option(help="An image file; by default test images of a run, or a sample photograph.")
+]
+WeightsFile = Annotated[
+    Path | None, typer.Option(help="Weights of a model, random by default; other weights of a run. Also weights=FILE.")
+]
+
+
+@plot.command("scores")
+def scores(
+    network: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="Folder of a finished run, or NAME+MECHANISM:OPTION=VALUE.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[weights=FILE]", help="The same as --weights FILE.")
+    ] = None,
+    weights: WeightsFile = None,
+    image: ImageFile = None,
+    head: Annotated[int | None, typer.Option(min=0, help="One head; by default the mean over all heads.")] = None,
+    output: Annotated[Path, typer.Option(help="The figure to write.")] = Path("scores.png"),
+    overwrite: Overwrite = False,
+) -> None:
+    """Plot which layer reads which, in a network with layer attention, and say how much the mechanism contributes.
+
+    All stages have the same color scale. Where weights of both signs would cancel, as with the lambda of MRLA-light, a
+    cell is divided: the mean of the positive weights is at its upper left, that of the negative weights at its lower
+    right. The network of a run is plotted for 64 of its test images.
+
+    Example: `interlayer plot scores runs/20250101-120000-resnet50`
+
+    Example: `interlayer plot scores resnet50+mrla_base weights=resnet50.safetensors --image photo.jpg`
+    """
+    for text in overrides or []:
+        key, _, value = text.partition("=")
+        if key != "weights" or not value:
+            raise ValueError(f"expected weights=FILE, got {text!r}")
+        weights = Path(value)
+    _plot_scores(network, weights, image, head, output, overwrite)
+
+
 @plot.command("layer-scores")
 def layer_scores(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, or NAME+MECHANISM:OPTION=VALUE.")],
-    weights: Annotated[Path | None, typer.Option(help="Weights of the model; random by default.")] = None,
-    image: Annotated[Path | None, typer.Option(help="An image file; a sample photograph by default.")] = None,
+    weights: WeightsFile = None,
+    image: ImageFile = None,
     output: Annotated[Path, typer.Option(help="The figure to write.")] = Path("layer-scores.png"),
     overwrite: Overwrite = False,
 ) -> None:
-    """Plot the attention scores between the layers of a network with layer attention, for one image.
+    """The same as `interlayer plot scores`.
 
     Example: `interlayer plot layer-scores resnet50+mrla_base --weights runs/base/weights.safetensors`
     """
+    _plot_scores(model, weights, image, None, output, overwrite)
+
+
+def _plot_scores(
+    name: str, weights: Path | None, image: Path | None, head: int | None, output: Path, overwrite: bool
+) -> None:
     from interlayer import analysis
+
+    _check_output(output, overwrite)
+    network, images, title = _network_of_run(Path(name), weights, image) or _network_of_name(name, weights, image)
+    found = analysis.layer_scores(network, images)
+    measured = analysis.contribution(network, images)
+    shown = "1 image" if len(images) == 1 else f"{len(images)} images"
+    note = f"{measured.change} ({shown})" if len(images) == 1 else f"{measured.change}; {measured.sentence} ({shown})"
+    title = f"Which layer reads which: {title}" + ("" if head is None else f", head {head}")
+    _save(analysis.plot_layer_scores(found, head=head, title=title, note=note), output)
+    typer.echo(note)
+    typer.echo(f"drawn in {output}")
+
+
+def _network_of_run(folder: Path, weights: Path | None, image: Path | None) -> tuple[Any, Any, str] | None:
+    """Returns the network of a run, some of its test images or the given one, and a title; None if it is no folder."""
+    if not folder.is_dir():
+        return None
+    from interlayer.experiments import TrainedNetwork, open_test_images, some_test_images
+
+    from .images import transformed
+
+    trained = TrainedNetwork(folder, weights)
+    if image is not None:
+        pixels = transformed(image, trained.transform.evaluation())
+        return trained.network, trained.batch_transform.normalize(pixels.to(trained.device)), trained.recipe.model
+    images = open_test_images(trained)
+    if images is None:
+        raise ValueError(f"the test images of {folder} are a stream: give --image FILE")
+    return trained.network, some_test_images(trained, images), trained.recipe.model
+
+
+def _network_of_name(name: str, weights: Path | None, image: Path | None) -> tuple[Any, Any, str]:
+    """Returns the network of this name, a photograph, and a title."""
     from interlayer.models.build import build_network
 
     from .images import photograph
 
-    _check_output(output, overwrite)
-    network = build_network(model, weights=None if weights is None else str(weights))
-    scores = analysis.layer_scores(network, photograph(network, image))
-    title = f"Which layer reads which: {model}" + ("" if weights else ", untrained")
-    _save(analysis.plot_layer_scores(scores, title=title), output)
-    typer.echo(f"drawn in {output}")
+    network = build_network(name, weights=None if weights is None else str(weights))
+    return network, photograph(network, image), name + ("" if weights else ", untrained")
 
 
 @plot.command("shared-weights")

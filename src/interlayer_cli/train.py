@@ -54,6 +54,8 @@ def train(
     test, headline = summary["test"], task_class(resolved.task).headline
     value = headline.format(test[headline.name])
     typer.echo(f"test {headline.title} {value} on {test['images']:,} images ({summary['chosen_by']})")
+    if summary["contribution"] is not None:
+        typer.echo(summary["contribution"]["sentence"])
     if summary["bad_images"]:
         typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
     typer.echo(f"report: {report}")

@@ -94,3 +94,46 @@ def test_heatmaps(mechanism, tmp_path):
     assert (tmp_path / "scores.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="head must be from 0 to 7, got 8"):
         interlayer.plot_layer_scores(stages, head=8)
+
+
+def test_weights_of_both_signs_do_not_cancel():
+    """Half of lambda is +1 and half -1: the mean is zero, although every channel reads the layer before."""
+    model = make("mrla_light", reading="published")
+    decay = model.layer1[1].mrla.decay
+    torch.nn.init.ones_(decay)
+    with torch.no_grad():
+        decay[::2] = -1
+    stage = interlayer.layer_scores(model, IMAGES)[0]
+    torch.testing.assert_close(stage.scores[:, :, 1, 0], torch.zeros(2, 8))
+    torch.testing.assert_close(stage.magnitudes[:, :, 1, 0], torch.ones(2, 8))
+    positive, negative = stage.parts()
+    assert float(positive[1, 0]) == float(negative[1, 0]) == 0.5
+    axes = next(axes for axes in interlayer.plot_layer_scores([stage]).axes if axes.images)
+    halves = {patch.get_facecolor() for patch in axes.patches}
+    assert len(halves) == 2, "the cell is divided into a positive and a negative half of different colors"
+    assert [text.get_text() for text in axes.texts][1:3] == ["0.50", "-0.50"]
+
+
+def test_attention_weights_are_their_own_magnitudes():
+    stage = interlayer.layer_scores(make("mrla_base"), IMAGES)[0]
+    positive, negative = stage.parts(head=1)
+    torch.testing.assert_close(positive, stage.scores.mean(0)[1])
+    assert not negative.any()
+
+
+def test_all_stages_share_one_scale_and_name_their_blocks():
+    """Two colors in one picture can be compared only if they mean the same."""
+    model = make("mrla_light")
+    stages = interlayer.layer_scores(model, IMAGES)
+    figure = interlayer.plot_layer_scores(stages, note="mrla_light changes the outputs of its blocks by 3%")
+    heatmaps = [axes for axes in figure.axes if axes.images]
+    assert len({axes.images[0].get_clim() for axes in heatmaps}) == 1
+    low, high = heatmaps[0].images[0].get_clim()
+    assert low == -high, "white is zero"
+    assert len(figure.axes) == len(heatmaps) + 1, "one color bar"
+    assert [label.get_text() for label in heatmaps[2].get_yticklabels()] == ["layer3.0", "layer3.1"]
+    assert "by 3%" in figure.get_suptitle()
+    few = interlayer.attach(timm.create_model("efficientnet_lite0"), "mrla_base", image_size=64)
+    stages = interlayer.layer_scores(few, IMAGES)
+    shown = [axes for axes in interlayer.plot_layer_scores(stages).axes if axes.images]
+    assert 0 < len(shown) == sum(len(stage.blocks) > 1 for stage in stages) < len(stages)

@@ -253,6 +253,18 @@ def test_plot_of_layer_scores_takes_a_mechanism_with_options(tmp_path):
     assert "has no layer attention attached" in fails(*plain_name)
 
 
+def test_plot_of_scores_says_how_much_the_mechanism_contributes(tmp_path):
+    plain = timm.create_model("preresnet20_cifar")
+    interlayer.save_weights(plain, tmp_path / "plain.safetensors")
+    picture = tmp_path / "scores.png"
+    line = ("plot", "scores", "preresnet20_cifar+mrla_light", "--output", picture)
+    result = run(*line, f"weights={tmp_path / 'plain.safetensors'}")
+    assert result.returncode == 0, result.stderr
+    assert "mrla_light changes the outputs of its blocks by 0% (1 image)" in result.stdout
+    assert picture.stat().st_size > 5000
+    assert "expected weights=FILE, got 'wieghts=a'" in fails(*line, "wieghts=a", "--overwrite")
+
+
 def test_unknown_commands_and_options():
     assert "No such command" in fails("trian")
     assert "No such option" in fails("models", "--colour")

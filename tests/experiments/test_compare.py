@@ -3,11 +3,15 @@
 import json
 
 import pytest
+import torch
 from run_folders import assert_same_run
 
-from interlayer.experiments import compare, comparison_rows, networks_of
+import interlayer
+from interlayer.experiments import TrainedNetwork, compare, comparison_rows, evaluate, networks_of, read_run
 from interlayer.experiments.turns import in_turns
 from interlayer.training import Stopped, TrainingError
+from interlayer.training.data import open_data
+from interlayer.training.summary import read_contribution, read_summary
 
 LIGHT = "preresnet20_cifar+mrla_light"
 
@@ -56,12 +60,45 @@ def test_a_comparison_holds_what_it_says(comparison):
     written = json.loads((comparison.folder / "comparison.json").read_text())
     assert [model["model"] for model in written["models"]] == ["preresnet20_cifar", LIGHT]
     assert written["verdicts"] == comparison.verdicts()
+    assert plain.contribution is None
+    assert light.contribution.images == 2 * 360
+    assert light.contribution.value == pytest.approx(light.mean)
+    assert comparison.verdicts()[1] == f"{LIGHT}: {light.contribution.sentence}."
+    assert "switched off, " in comparison.verdicts()[1]
+    assert written["models"][1]["contribution"]["changed"] == light.contribution.changed
     assert written["metric"] == "accuracy"
     assert [model["accuracies"] for model in written["models"]] == [plain.values, light.values]
     assert [model["values"] for model in written["models"]] == [plain.values, light.values]
     rows = comparison_rows(comparison)
     assert rows[0][0] == f"{plain.mean:.2%} ± {plain.spread * 100:.2f}"
     assert rows[0][1] == ""
+
+
+def test_the_verdict_says_that_a_mechanism_is_not_used(comparison, tmp_path):
+    """A mechanism that starts as the identity and hardly learns must not pass for the reason of a difference."""
+    recipe = comparison.recipe.replace(lr=1e-6, epochs=1, attach_options={"channels_per_head": 8, "init": "identity"})
+    unused = compare(recipe, [LIGHT], tmp_path, seeds=[0])
+    assert unused.verdicts()[-1] == (
+        f"{LIGHT}: switched off, 0 of 360 predictions change: the network does not use it."
+    )
+
+
+def test_the_contribution_of_a_run_is_that_of_its_weights(comparison):
+    """The summary, the evaluation of the run and `interlayer.contribution` on the same images agree."""
+    folder = comparison.results[1].folders[0]
+    trained = TrainedNetwork(folder)
+    stored = read_contribution(read_summary(folder))
+    evaluated = evaluate(trained)["contribution"]
+    images = open_data(trained.recipe).test
+    transform = trained.transform.evaluation()
+    pixels = torch.stack([torch.as_tensor(transform(images.open(i))) for i in range(len(images))])
+    labels = read_run(folder).records["predictions"][:, 1]
+    measured = interlayer.contribution(trained.network, trained.batch_transform.normalize(pixels), labels)
+    assert stored.changed == evaluated["changed"] == measured.changed
+    assert stored.value_without == evaluated["value_without"] == pytest.approx(measured.value_without)
+    assert [row["ratio"] for row in evaluated["blocks"]] == pytest.approx([row.ratio for row in stored.blocks])
+    first = interlayer.contribution(trained.network, trained.batch_transform.normalize(pixels[:360]))
+    assert [row.ratio for row in stored.blocks] == pytest.approx([row.ratio for row in first.blocks], rel=1e-3)
 
 
 def test_turns_give_the_results_of_one_after_the_other(comparison, tmp_path):

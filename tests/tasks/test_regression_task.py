@@ -87,6 +87,9 @@ def test_it_is_compared_reported_and_evaluated(small, tmp_path):
     assert f"mrla_light: {summary['test']['error']:.4f}</h1>" in write_run_report(folder).read_text()
     scores = evaluate(TrainedNetwork(folder))
     assert scores["error"] == summary["test"]["error"]
+    assert scores["contribution"]["changed"] is None, "a value has no discrete answer that could change"
+    assert scores["contribution"]["value"] == scores["error"] != scores["contribution"]["value_without"]
+    assert "switched off, mean absolute error " in comparison.verdicts()[1]
     assert TrainedNetwork(folder).task.show_details(scores)[0].columns == ["images", "mean absolute error", "loss"]
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from .scores import StageScores
 from .shared_weights import SharedWeights
@@ -11,16 +16,29 @@ from .shared_weights import SharedWeights
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+COLUMNS = 4  # number of stages side by side
+PANEL = 2.6  # inches of a heatmap
+VISIBLE = 0.01  # part of the color scale below which a weight is not distinguished from zero
+MOST_LABELS = 16  # number of layers that are labeled on an axis
+
 
 def plot_layer_scores(
-    stages: Sequence[StageScores], *, head: int | None = None, title: str = "Which layer reads which"
+    stages: Sequence[StageScores], *, head: int | None = None, title: str = "Which layer reads which", note: str = ""
 ) -> Figure:
     """Plots a heatmap of the scores between layers for each stage, averaged over images (MRLA, Figure 1a).
+
+    All stages share one color scale, and layers are labeled with the names of their blocks. Stages of a single layer,
+    which reads only itself, are left out if there are longer ones.
+
+    A cell shows the mean weight over images, heads and channels. Where weights of both signs would cancel, the cell is
+    divided: its upper left half shows the mean of the positive weights, mean(w+), and its lower right half that of the
+    negative weights, -mean(w-). See `StageScores.parts`.
 
     Args:
         stages: the result of `interlayer.layer_scores`.
         head: index of the head to plot; the mean over heads if None.
         title: title of the figure.
+        note: a line below the title, such as the sentence of `interlayer.contribution`.
     """
     from matplotlib.figure import Figure
 
@@ -29,28 +47,77 @@ def plot_layer_scores(
     fewest = min(stage.scores.shape[1] for stage in stages)
     if head is not None and not 0 <= head < fewest:
         raise ValueError(f"head must be from 0 to {fewest - 1}, got {head}")
-    figure = Figure(figsize=(3.2 * len(stages) + 0.6, 3.9), layout="constrained")
-    figure.suptitle(title)
-    for axes, stage in zip(figure.subplots(1, len(stages), squeeze=False)[0], stages, strict=True):
-        scores = stage.scores.mean(0)
-        scores = scores.mean(0) if head is None else scores[head]
-        size = len(scores)
-        largest = max(float(scores.abs().max()), 1e-12)
-        lowest = 0.0 if float(scores.min()) >= 0 else -largest  # lambda may be negative; white is zero then
-        shown = scores.masked_fill(scores.new_ones(size, size).triu(1).bool(), float("nan"))
-        image = axes.imshow(
-            shown.cpu().numpy(), vmin=lowest, vmax=largest, cmap="viridis" if lowest == 0 else "RdBu_r", origin="upper"
-        )
-        layers = range(size) if size <= 12 else range(0, size, max(1, size // 8))
-        axes.set_xticks(list(layers), [str(layer + 1) for layer in layers])
-        axes.set_yticks(list(layers), [str(layer + 1) for layer in layers])
-        axes.set_xlabel("layer read")
-        axes.set_ylabel("reading layer")
-        axes.set_title(stage.name, fontsize=9)
-        if size <= 6:
-            _annotate(axes, scores, lowest, largest)
-        figure.colorbar(image, ax=axes, shrink=0.75)
+    stages = [stage for stage in stages if len(stage.blocks) > 1] or stages
+    parts = [tuple(part.cpu() for part in stage.parts(head)) for stage in stages]
+    largest = max(*(float(part.max()) for pair in parts for part in pair), 1e-12)
+    signed = any(bool(negative.max() > 0) for _, negative in parts)
+    lines = math.ceil(len(stages) / COLUMNS)
+    columns = math.ceil(len(stages) / lines)
+    longest = max(len(label) for stage in stages for label in _labels(stage.blocks))
+    side = PANEL + 0.075 * longest  # inches of one panel with its labels
+    figure = Figure(figsize=(side * columns + 1.2, side * lines + 0.9), layout="constrained")
+    notes = textwrap.wrap(note, int(13 * side * columns))
+    figure.suptitle("\n".join(text for text in (title, *notes) if text), fontsize=10)
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    colors = {"vmin": -largest if signed else 0.0, "vmax": largest, "cmap": "RdBu_r" if signed else "viridis"}
+    for axes, stage, (positive, negative) in zip(grid, stages, parts, strict=False):
+        image = _heatmap(axes, stage, positive, negative, colors)
+    for axes in grid[len(stages) :]:
+        axes.remove()
+    if any(bool((torch.minimum(*pair) > VISIBLE * largest).any()) for pair in parts):
+        figure.supxlabel("divided cells: mean of the positive and of the negative weights", fontsize=8)
+    figure.colorbar(image, ax=list(grid[: len(stages)]), shrink=0.8, pad=0.02, label="mean weight")
     return figure
+
+
+def _heatmap(axes: Any, stage: StageScores, positive: Tensor, negative: Tensor, colors: dict[str, Any]) -> Any:
+    """Draws one stage and returns its image, which has the color scale."""
+    size, scores = len(positive), positive - negative
+    shown = scores.masked_fill(scores.new_ones(size, size).triu(1).bool(), float("nan"))
+    image = axes.imshow(shown.numpy(), origin="upper", **colors)
+    labels = _labels(stage.blocks)
+    layers = range(0, size, math.ceil(size / MOST_LABELS))
+    axes.set_xticks(list(layers), [labels[layer] for layer in layers], rotation=90)
+    axes.set_yticks(list(layers), [labels[layer] for layer in layers])
+    axes.tick_params(labelsize=8, length=2)
+    axes.set_xlabel("layer read", fontsize=9)
+    axes.set_ylabel("reading layer", fontsize=9)
+    axes.set_title(stage.name, fontsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for t in range(size):
+        for s in range(t + 1):
+            _draw_cell(axes, image, (t, s), float(positive[t, s]), float(negative[t, s]), layers=size)
+    return image
+
+
+def _draw_cell(axes: Any, image: Any, cell: tuple[int, int], positive: float, negative: float, *, layers: int) -> None:
+    """Writes the value of a cell or, if it has weights of both signs, divides it and writes both values."""
+    from matplotlib.patches import Polygon
+
+    t, s = cell
+    values, size = [(0.0, positive - negative)], 7.0  # offset from the center of the cell, and value; font size
+    if _divided(positive, negative, image.norm.vmax):
+        top, bottom, left, right = t - 0.5, t + 0.5, s - 0.5, s + 0.5
+        for value, corner in ((positive, (left, top)), (-negative, (right, bottom))):
+            color = image.cmap(image.norm(value))
+            axes.add_patch(Polygon([corner, (right, top), (left, bottom)], facecolor=color, edgecolor="none"))
+        values, size = [(-0.22, positive), (0.22, -negative)], 6.5 if layers <= 4 else 5.0
+    for offset, value in values if layers <= 6 else ():
+        red, green, blue, _ = image.cmap(image.norm(value))
+        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+        text = f"{value:.2f}".replace("-0.00", "0.00")
+        axes.text(s + offset, t + offset, text, ha="center", va="center", fontsize=size, color="w" if dark else "k")
+
+
+def _divided(positive: float, negative: float, largest: float) -> bool:
+    """Whether a cell has weights of both signs that can be seen on a scale up to `largest`."""
+    return min(positive, negative) > VISIBLE * largest
+
+
+def _labels(blocks: Sequence[str]) -> list[str]:
+    """Returns the names of blocks without the prefix of the network that they share, such as "model."."""
+    return [block.removeprefix("model.").removeprefix("module.") for block in blocks]
 
 
 def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -> Figure:
@@ -79,11 +146,3 @@ def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -
     grid[0].set_ylim(0, 1.06 * highest)  # the panels share the axis
     grid[0].set_ylabel("mean |weight|")
     return figure
-
-
-def _annotate(axes, scores, lowest: float, largest: float) -> None:  # type: ignore[no-untyped-def]
-    for t in range(len(scores)):
-        for s in range(t + 1):
-            value = float(scores[t, s])
-            dark = value < 0.6 * largest if lowest == 0 else abs(value) > 0.6 * largest
-            axes.text(s, t, f"{value:.2f}", ha="center", va="center", fontsize=7, color="white" if dark else "black")

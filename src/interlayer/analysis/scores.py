@@ -21,11 +21,28 @@ class StageScores:
         name: name of the stage, made of the names of its first and last block.
         blocks: names of the T blocks.
         scores: [B, heads, T, T]; entry (t, s) is the weight of layer s in the output of layer t, zero for s > t.
+        magnitudes: [B, heads, T, T]; the mean absolute weight over the channels of a head, where `scores` is the mean.
+            They differ if the channels of a head have weights of both signs, as lambda has in MRLA-light. Default: the
+            absolute values of `scores`.
     """
 
     name: str
     blocks: tuple[str, ...]
     scores: Tensor
+    magnitudes: Tensor | None = None
+
+    def parts(self, head: int | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the means of the positive and of the negative weights over images, heads and channels, [T, T] each.
+
+        With w+ = max(w, 0) and w- = max(-w, 0), these are mean(w+) and mean(w-). Their difference is the mean weight,
+        their sum the mean absolute weight, so weights of both signs do not cancel.
+
+        Args:
+            head: index of a head; all heads if None.
+        """
+        magnitudes = self.scores.abs() if self.magnitudes is None else self.magnitudes
+        positive, negative = (magnitudes + self.scores).mean(0) / 2, (magnitudes - self.scores).mean(0) / 2
+        return (positive.mean(0), negative.mean(0)) if head is None else (positive[head], negative[head])
 
 
 @contextmanager
@@ -85,8 +102,9 @@ def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
                 f"{absent[0]} gives no scores: attention=False has none, constant_memory=True does not keep them"
             )
         rows = [captured[names[id(mechanism)]].float() for mechanism in mechanisms]
-        matrix = _light_matrix(rows, mechanisms) if isinstance(mechanisms[0], MRLALight) else _matrix(rows)
-        result.append(StageScores(_stage_name(blocks), blocks, matrix))
+        light = isinstance(mechanisms[0], MRLALight)
+        matrices = _light_matrices(rows, mechanisms) if light else (_matrix(rows), None)
+        result.append(StageScores(_stage_name(blocks), blocks, *matrices))
     return result
 
 
@@ -95,12 +113,14 @@ def _matrix(rows: list[Tensor]) -> Tensor:
     return torch.stack([nn.functional.pad(row, (0, size - row.shape[-1])) for row in rows], dim=-2)
 
 
-def _light_matrix(rows: list[Tensor], mechanisms: list[LayerAttention]) -> Tensor:
-    gates = [row[..., 0] for row in rows]  # [B, heads] each
+def _light_matrices(rows: list[Tensor], mechanisms: list[LayerAttention]) -> tuple[Tensor, Tensor]:
+    """Returns the mean weights and the mean absolute weights over the channels of each head."""
+    gates = [row[..., 0] for row in rows]  # [B, heads] each, positive
     batch, heads = gates[0].shape
-    matrix = gates[0].new_zeros(batch, heads, len(gates), len(gates))
+    means = gates[0].new_zeros(batch, heads, len(gates), len(gates))
+    magnitudes = torch.zeros_like(means)
     for t, gate in enumerate(gates):
-        matrix[:, :, t, t] = gate
+        means[:, :, t, t] = magnitudes[:, :, t, t] = gate
         carried = torch.ones(mechanisms[t].channels, device=gate.device)
         for s in range(t - 1, -1, -1):
             reader = mechanisms[s + 1]
@@ -109,11 +129,13 @@ def _light_matrix(rows: list[Tensor], mechanisms: list[LayerAttention]) -> Tenso
                 break
             if reader.decay is not None:
                 carried = carried * reader.decay.float()
-            head_means = carried.unflatten(0, (heads, -1)).mean(-1)
-            matrix[:, :, t, s] = head_means if reader.reads_shortcut else head_means * gates[s]
+            by_head = carried.unflatten(0, (heads, -1))
+            factor = 1 if reader.reads_shortcut else gates[s]
+            means[:, :, t, s] = by_head.mean(-1) * factor
+            magnitudes[:, :, t, s] = by_head.abs().mean(-1) * factor
             if reader.reads_shortcut:
                 break
-    return matrix
+    return means, magnitudes
 
 
 def _stage_name(blocks: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from .compare import Comparison, compare, networks_of
 from .evaluate import evaluate
 from .predict import image_files, predict
+from .shown_images import open_test_images, some_test_images
 from .statistics import Difference, paired_difference, verdict
 from .table import comparison_rows, comparison_table
 from .trained import TrainedNetwork, read_run, task_of
@@ -17,9 +18,11 @@ __all__ = [
     "evaluate",
     "image_files",
     "networks_of",
+    "open_test_images",
     "paired_difference",
     "predict",
     "read_run",
+    "some_test_images",
     "task_of",
     "verdict",
 ]

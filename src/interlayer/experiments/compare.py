@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..analysis import Setting, count_flops, count_parameters, measure_memory
+from ..analysis import Contribution, Setting, combined, count_flops, count_parameters, measure_memory
 from ..models.build import check_size, plain_name, split_name
 from ..tasks import Metric, task_class
 from ..training import Progress, Recipe, Trainer, TrainingError
@@ -24,7 +24,7 @@ from ..training.memory import smaller_batch_advice
 from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
 from ..training.setup import build_network
-from ..training.summary import read_summary
+from ..training.summary import read_contribution, read_summary
 from .statistics import Difference, paired_difference, spread, verdict
 from .trained import task_of
 from .turns import in_turns
@@ -59,6 +59,8 @@ class Result:
         values: the headline metric on the test images, one per seed.
         cost: the cost of the network.
         difference: the difference to the first network; None for the first network.
+        contribution: the contribution of its mechanisms over all seeds; None if it has none, or if a run was finished
+            by an earlier version that did not measure it.
     """
 
     model: str
@@ -66,6 +68,7 @@ class Result:
     values: list[float]
     cost: NetworkCost
     difference: Difference | None
+    contribution: Contribution | None = None
 
     @property
     def mean(self) -> float:
@@ -102,13 +105,14 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     def verdicts(self) -> list[str]:
-        """Returns one sentence about the difference of each network to the first."""
-        first, *others = self.results
-        return [
-            verdict(result.model, first.model, result.difference, self.metric, len(self.seeds))
-            for result in others
-            if result.difference is not None
-        ]
+        """Returns a sentence about the difference of each network to the first, and one about its mechanism."""
+        first, texts = self.results[0], []
+        for result in self.results:
+            if result.difference is not None:
+                texts.append(verdict(result.model, first.model, result.difference, self.metric, len(self.seeds)))
+            if result.contribution is not None:
+                texts.append(f"{result.model}: {result.contribution.sentence}.")
+        return texts
 
 
 def networks_of(models: Sequence[str]) -> list[str]:
@@ -199,12 +203,21 @@ def _results(folders: dict[str, list[Path]], metric: Metric, costs: dict[str, tu
     """Reads the finished runs of every network and compares each network with the first."""
     results: list[Result] = []
     for name, paths in folders.items():
-        tests = [read_summary(path)["test"] for path in paths]
+        summaries = [read_summary(path) for path in paths]
+        tests = [summary["test"] for summary in summaries]
         values = [float(test[metric.name]) for test in tests]
         resolution = metric.resolution(tests[0]["images"])
         difference = paired_difference(results[0].values, values, resolution) if results else None
-        results.append(Result(name, paths, values, NetworkCost(*costs[name], _epoch_seconds(paths)), difference))
+        cost = NetworkCost(*costs[name], _epoch_seconds(paths))
+        results.append(Result(name, paths, values, cost, difference, _contribution(summaries)))
     return results
+
+
+def _contribution(summaries: Sequence[dict[str, Any]]) -> Contribution | None:
+    """Returns the contribution of a network's mechanisms over all its runs."""
+    records = [read_contribution(summary) for summary in summaries]
+    known = [record for record in records if record is not None]
+    return combined(known) if len(known) == len(records) else None
 
 
 def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
@@ -269,6 +282,7 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
                 **asdict(result.cost),
                 "difference": asdict(result.difference) if result.difference else None,
                 "within_noise": result.difference.within_noise if result.difference else None,
+                "contribution": result.contribution.as_dict() if result.contribution else None,
                 "runs": [str(path) for path in result.folders],
             }
             for result in comparison.results

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..analysis import TaskContribution, task_contribution
 from ..tasks import Scores
 from ..training import Progress, Recipe, TrainingError
 from ..training.data import Data, EvalBatches, Images, LoadingContext, Problems, Ranks, eval_batches, open_data
@@ -26,7 +27,8 @@ def evaluate(
     """Evaluates a network on the test images of the run's data, or of ``data`` if given.
 
     Returns:
-        The metrics of the task, the loss and the details of the task, as JSON-serializable values.
+        The metrics of the task, the loss, the details of the task and the contribution of the network's mechanisms, as
+        JSON-serializable values.
     """
     task, classes = trained.task, trained.task.classes
     num_classes = len(classes) or trained.recipe.num_classes
@@ -39,7 +41,8 @@ def evaluate(
         found, known = ", ".join(test_classes[:5]), ", ".join(classes[:5])
         raise TrainingError(f"{recipe.data} has other classes than the run: {found}, ... instead of {known}, ...")
     context = LoadingContext(recipe, task, trained.transform, Ranks(), trained.device, opened.problems)
-    scores = _scores(trained, eval_batches(opened.test, context), show)
+    measured = task_contribution(task, trained.network)
+    scores = _scores(trained, eval_batches(opened.test, context), show, measured)
     return {
         "model": trained.recipe.model,
         "data": recipe.data,
@@ -47,15 +50,23 @@ def evaluate(
         **{metric.name: scores.metrics[metric.name] for metric in task.eval_metrics},
         "loss": scores.metrics["loss"],
         **task.details(scores),
+        "contribution": None if measured is None else measured.result(scores).as_dict(),
         "bad_images": opened.problems.found,
     }
 
 
-def _scores(trained: TrainedNetwork, batches: EvalBatches, show: Callable[[Progress], None]) -> Scores:
+def _scores(
+    trained: TrainedNetwork,
+    batches: EvalBatches,
+    show: Callable[[Progress], None],
+    contribution: TaskContribution | None,
+) -> Scores:
     scores = None
     steps = math.ceil(batches.count / SHOWN_BATCH)
     normalize = trained.batch_transform.normalize
-    evaluation = evaluate_batches(trained.task, trained.network, batches, normalize=normalize, records=True)
+    evaluation = evaluate_batches(
+        trained.task, trained.network, batches, normalize=normalize, records=True, contribution=contribution
+    )
     for done, scores in enumerate(evaluation):  # noqa: B007  the scores come last
         show(Progress(Path("evaluating"), "evaluating", 0, 1, done, steps))
     assert scores is not None, "evaluate_batches yields the scores last"

@@ -18,6 +18,7 @@ from .finding.blocks import find_stages
 from .finding.probe import AttachError, evaluating, probe_image
 from .placing.blocks import place_in_stage
 from .placing.replaced import hand_to_replaced, names_of_replaced
+from .switch import switched_off
 
 __all__ = [
     "MECHANISMS",
@@ -39,4 +40,5 @@ __all__ = [
     "place_in_stage",
     "probe_image",
     "register_mechanism",
+    "switched_off",
 ]

@@ -79,6 +79,7 @@ class AttachedBlock(Extended):
         if isinstance(x, Carried):
             x, memories, grid = x.x, dict(x.memories), x.grid
         held = [(entry, entry.mechanism_in(self)) for entry in self.interlayer_entries]
+        held = [(entry, mechanism) for entry, mechanism in held if not mechanism.switched_off]
         current = {entry.key: entry.memory_from(memories) for entry, _ in held}
         for entry, mechanism in held:
             x, current[entry.key] = mechanism.enter(x, current[entry.key], entry.place)

@@ -151,11 +151,12 @@ def _releasing(method: Any, name: str) -> Any:
 
 def _joined(model: Any, features: Any) -> Any:
     """Returns the last features joined with the memories of `interlayer_joining`."""
-    if isinstance(features, Carried):
-        for name in model.interlayer_joining:
-            if name in features.memories:
-                joined = getattr(model, name).join_features(features.x, features.memories[name])
-                features = features.with_output(joined)
+    for name in model.interlayer_joining:
+        mechanism = getattr(model, name)
+        memories = features.memories if isinstance(features, Carried) else {}
+        if name in memories or mechanism.switched_off:
+            joined = mechanism.join_features(release(features), memories.get(name))
+            features = features.with_output(joined) if isinstance(features, Carried) else joined
     return features
 
 

@@ -86,11 +86,13 @@ class BlockMechanism(nn.Module):
             and "none" does not pass it on.
         reads_shortcut: whether `leave` reads the shortcut of the block, after its projection if it has one.
         reads_map: whether `leave` reads the output as a feature map, which requires the grid of the tokens.
+        switched_off: whether blocks leave the mechanism out. Set by `interlayer.switched_off`.
     """
 
     memory_scope: MemoryScope = "stage"
     reads_shortcut: bool = False
     reads_map: ClassVar[bool] = False
+    switched_off: bool = False
 
     def enter(self, x: Tensor, memory: Any, place: Place) -> tuple[Tensor, Any]:
         """Returns the input of the body and the memory."""

@@ -200,9 +200,18 @@ class RLA(BlockMechanism):
         return output, (state, self.is_last(stage, block))
 
     def join_features(self, features: Tensor, memory: Any) -> Tensor:
-        """Concatenate the last map and the last state, if the classifier reads both."""
+        """Concatenate the last map and the last state, if the classifier reads both.
+
+        If the mechanism is switched off, the memory is None, and the classifier reads a state of zeros.
+        """
+        if memory is None:
+            return self.join_zeros(features) if features.shape[1] == self.head_channels else features
         state, finished = memory
         return torch.cat((features, self.last(state)), 1) if self.joins_features and finished else features
+
+    def join_zeros(self, features: Tensor) -> Tensor:
+        """Concatenate the last map and a state of zeros."""
+        return torch.cat((features, features.new_zeros(len(features), self.state_channels, *features.shape[2:])), 1)
 
     # Computation
 

@@ -47,6 +47,10 @@ class Classification(Task):
     def evaluator(self, *, records: bool = False) -> ClassificationEvaluator:
         return ClassificationEvaluator(records=records)
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        """Returns the predicted class of each image, [B]."""
+        return outputs.argmax(dim=1)
+
     # Reports
 
     def predictions(self, outputs: Tensor, top: int) -> list[dict[str, Any]]:

@@ -114,6 +114,16 @@ class Task(ABC):
             records: whether the evaluator also keeps the prediction for each image.
         """
 
+    def answers(self, outputs: Any) -> Tensor | None:
+        """Returns the answer for each image, [B, ...], whose changes are counted when a mechanism is switched off.
+
+        The default is None: the task has no discrete answers, and only its headline metric is compared.
+
+        Args:
+            outputs: the value returned by `forward`.
+        """
+        return None
+
     def summary(self) -> dict[str, Any]:
         """Returns the entries that the task adds to summary.json.
 

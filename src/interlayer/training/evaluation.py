@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..analysis import TaskContribution
 from ..models.checkpoints import write_tensors
 from ..tasks import Collective, Scores, Task
 from .data import EvalBatches
@@ -29,6 +31,7 @@ def evaluate_batches(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     collective: Collective | None = None,
     records: bool = False,
+    contribution: TaskContribution | None = None,
 ) -> Iterator[Scores | None]:
     """Evaluates a network, which must be in eval mode, on batches.
 
@@ -39,12 +42,15 @@ def evaluate_batches(
         normalize: converts bytes [B, 3, H, W] to the input of the network.
         collective: the ranks that evaluate together; every rank must exhaust the generator.
         records: whether to keep the prediction for each image.
+        contribution: if given, every batch is also run without the mechanisms of the network.
     """
     evaluator, updated = task.evaluator(records=records), False
     for pixels, targets, places in batches:
         with torch.no_grad():
             with autocast():
-                outputs = task.forward(network, normalize(pixels))
+                images = normalize(pixels)
+                forward = partial(task.forward, network, images)
+                outputs = forward() if contribution is None else contribution.run(forward, targets, places)
             evaluator.update(outputs, targets, places)
         updated = True
         yield None
@@ -56,7 +62,13 @@ def evaluate_batches(
     yield scores
 
 
-def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool = False) -> Iterator[Scores | None]:
+def evaluate_setup(
+    setup: TrainingSetup,
+    batches: EvalBatches,
+    *,
+    records: bool = False,
+    contribution: TaskContribution | None = None,
+) -> Iterator[Scores | None]:
     """Evaluates the network of a training run, or its moving average. Every rank must exhaust the generator."""
     network = setup.evaluated_network
     setup.broadcast_buffers(network)
@@ -64,7 +76,7 @@ def evaluate_setup(setup: TrainingSetup, batches: EvalBatches, *, records: bool 
     try:
         yield from evaluate_batches(
             setup.task, network, batches, normalize=setup.batches.batch_transform.normalize, autocast=setup.autocast,
-            collective=setup.processes, records=records,
+            collective=setup.processes, records=records, contribution=contribution,
         )  # fmt: skip
     finally:
         setup.train()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..analysis import Contribution
 from ..models.checkpoints import save_weights
 from ..tasks import Scores
 from .checkpoint import RunState
@@ -19,12 +20,15 @@ from .files import TrainingError, write_json
 from .setup import TrainingSetup
 
 
-def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: str) -> dict[str, Any]:
+def run_summary(
+    setup: TrainingSetup, state: RunState, scores: Scores, command: str, contribution: Contribution | None = None
+) -> dict[str, Any]:
     """Returns the contents of summary.json.
 
     Args:
         scores: the scores on the test split.
         command: the command that reproduces this run.
+        contribution: the contribution of the network's mechanisms on the test split; None if it has none.
     """
     task, transform = setup.task, setup.loading.transform
     by_validation = state.best is not None
@@ -36,6 +40,7 @@ def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: 
             "loss": scores.metrics["loss"],
             "images": scores.count,
         },
+        "contribution": None if contribution is None else contribution.as_dict(),
         "chosen_epoch": int(state.best["epoch"]) if state.best is not None else setup.recipe.epochs,
         "chosen_by": f"validation {task.headline.title}" if by_validation else "last epoch",
         "epochs": setup.recipe.epochs,
@@ -75,6 +80,12 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "from source"
     return found
+
+
+def read_contribution(summary: Mapping[str, Any]) -> Contribution | None:
+    """Returns the contribution of the mechanisms in a summary; None if the network has none."""
+    values = summary.get("contribution")
+    return None if values is None else Contribution.from_dict(values)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..analysis import TaskContribution, task_contribution
 from ..tasks import Scores
 from .checkpoint import RunState, restore_run, save_run
 from .data import Data, EvalBatches
@@ -191,17 +192,26 @@ class TrainingLoop:
         if self.state.best_weights is not None:
             batches = setup.test_batches()
             setup.load_evaluated_weights(self.state.best_weights)
-        scores = yield from self._evaluate(batches, "testing", epochs - 1, records=True)
-        self.summary = run_summary(setup, self.state, scores, self.command)
+        measured = task_contribution(setup.task, setup.evaluated_network)
+        scores = yield from self._evaluate(batches, "testing", epochs - 1, records=True, contribution=measured)
+        contribution = None if measured is None else measured.result(scores, setup.processes)
+        self.summary = run_summary(setup, self.state, scores, self.command, contribution)
         write_results(self.folder.path, setup, scores, self.summary)
         yield self._progress("done", epochs, setup.batches.steps)
 
     def _evaluate(
-        self, batches: EvalBatches, what: str, epoch: int, *, records: bool = False
+        self,
+        batches: EvalBatches,
+        what: str,
+        epoch: int,
+        *,
+        records: bool = False,
+        contribution: TaskContribution | None = None,
     ) -> Generator[Progress, None, Scores]:
         """Evaluates the network or its moving average, yields after every batch, and returns the scores."""
         scores = None
-        for scores in evaluate_setup(self.setup, batches, records=records):  # noqa: B007  the scores come last
+        evaluation = evaluate_setup(self.setup, batches, records=records, contribution=contribution)
+        for scores in evaluation:  # noqa: B007  the scores come last
             yield self._progress(what, epoch, self.setup.batches.steps)
         assert scores is not None, "evaluate_setup yields the scores last"
         return scores

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...mechanisms.options import Init, OptionError, Reading, expect_flag, expect_positive, one_of, option
 from ...mechanisms.rla import PUBLISHED, RLA, VARIANTS, Activation, Cell, Insert, Joins, StagePlan
-from ..carried import Carried, Grid
+from ..carried import Carried, Grid, release
 from ..extending import Extended, extend, restore
 from ..finding import components
 from ..finding.calls import record_calls
@@ -161,9 +161,12 @@ class JoiningHead(Extended):
     interlayer_state: tuple[RLA]  # in a tuple, so that it is not registered as a submodule
 
     def forward(self, x: Any) -> Any:
+        (rla,) = self.interlayer_state
+        if rla.switched_off:
+            output = super().forward(release(x))  # type: ignore[misc]
+            return rla.join_zeros(output) if rla.join is None else output
         if not isinstance(x, Carried):
             return super().forward(x)  # type: ignore[misc]
-        (rla,) = self.interlayer_state
         state = rla.last(x.memories[KEY][0])
         output = super().forward(x.x)  # type: ignore[misc]
         return torch.cat((output, state), 1) if rla.join is None else output + rla.join(state)

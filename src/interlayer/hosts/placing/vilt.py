@@ -71,7 +71,8 @@ class BroadcastingOutput(Extended):
             raise RuntimeError("the input of the layer has no mask of chosen tokens: run the model from its embeddings")
         chosen = input_tensor.memories[KEY]
         output = block.dropout(block.dense(hidden_states))
-        return getattr(block, KEY)(output, chosen) + input_tensor.x
+        broadcast = getattr(block, KEY)
+        return (output if broadcast.switched_off else broadcast(output, chosen)) + input_tensor.x
 
 
 class PlainOutputs(Extended):
