@@ -71,7 +71,7 @@ def test_weights_between_layers_stand_beside_what_the_mechanism_contributes(comp
         before, after = text.split("Which layer reads which")
         assert f"{light.model}: {contribution.sentence}." in before
         assert f"Here {contribution.change}; {contribution.sentence}." in after
-        assert f"mean over {contribution.ratio_images} test images" in before
+        assert f"mean over 360 test images{' and 2 seeds' if kind == 'comparison' else ''}. Switched off" in before
 
 
 def test_a_run_of_an_earlier_version_has_its_contribution_measured_again(comparison, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, PercentFormatter
 
 from ..analysis import Contribution, contribution, layer_scores, plot_layer_scores
 from ..experiments import TrainedNetwork, some_test_images
@@ -69,6 +69,13 @@ class MechanismEffect:
     contribution: Contribution
     figure: Shown
 
+    @property
+    def images(self) -> str:
+        """The images over which the ratios are averaged."""
+        runs = self.contribution.runs
+        images = f"{self.contribution.ratio_images // runs} test images"
+        return f"{images} and {runs} seeds" if runs > 1 else images
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -126,10 +133,19 @@ def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
     axes.grid(alpha=0.25)
     if curve.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_PlainLogFormatter())
+        axes.yaxis.set_minor_formatter(_PlainLogFormatter())
     if curve.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.legend(fontsize=7.5, frameon=False)
     return Shown(f"{curve.title} over epochs", svg(figure))
+
+
+class _PlainLogFormatter(LogFormatterSciNotation):
+    """Labels the ticks that matplotlib would label, as 0.6 instead of 6 x 10^-1."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:.3g}" if super().__call__(x, pos) else ""
 
 
 def contributions(records: Mapping[str, Contribution | None]) -> list[MechanismEffect]:
