@@ -134,6 +134,7 @@ def test_compare_ends_with_a_table_a_verdict_and_a_report(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "preresnet20_cifar+mrla_light" in result.stdout
     assert "points" in result.stdout
+    assert "preresnet20_cifar+mrla_light: switched off, " in " ".join(result.stdout.split())
     (report,) = tmp_path.glob("runs/*/report.html")
     assert str(report.relative_to(tmp_path)) in result.stdout
     folder = report.parent
@@ -141,6 +142,13 @@ def test_compare_ends_with_a_table_a_verdict_and_a_report(tmp_path):
     again = run("compare", "--seeds", "2", *TINY, "--output", folder, "--resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "epoch" not in again.stderr, "nothing is trained again"
+    light = folder / "preresnet20_cifar+mrla_light" / "seed0"
+    evaluated = run("evaluate", light)
+    assert "preresnet20_cifar+mrla_light: switched off, " in " ".join(evaluated.stdout.split())
+    drawn = run("plot", "scores", light, "--output", tmp_path / "scores.png")
+    assert "mrla_light changes the outputs of its blocks by " in drawn.stdout, drawn.stderr
+    assert "of 64 predictions" in drawn.stdout
+    assert (tmp_path / "scores.png").stat().st_size > 5000
 
 
 def test_compare_with_nothing_to_compare(tmp_path):

@@ -1,11 +1,14 @@
 """The report in a browser: it renders without console errors or network access, and fits a phone screen."""
 
+import html
+import json
 import re
 import shutil
 
 import pytest
 
 from interlayer.pages import write_comparison_report, write_run_report
+from interlayer.training.summary import read_contribution, read_summary
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -52,6 +55,43 @@ def reports(comparison):
     }
 
 
+def shown_text(page):
+    """The text of a page without markup, on one line."""
+    return html.unescape(" ".join(re.sub(r"<(style|pre).*?</\1>|<[^>]*>", "", page, flags=re.DOTALL).split()))
+
+
+def test_weights_between_layers_stand_beside_what_the_mechanism_contributes(comparison, reports):
+    """ "Layer 3 reads layer 1 with 0.80" says nothing if the network does not use the mechanism."""
+    light = comparison.results[1]
+    for kind, contribution in (
+        ("comparison", light.contribution),
+        ("run", read_contribution(read_summary(light.folders[0]))),
+    ):
+        text = shown_text(reports[kind].read_text())
+        before, after = text.split("Which layer reads which")
+        assert f"{light.model}: {contribution.sentence}." in before
+        assert f"Here {contribution.change}; {contribution.sentence}." in after
+        assert f"mean over 360 test images{' and 2 seeds' if kind == 'comparison' else ''}. Switched off" in before
+
+
+def test_a_run_of_an_earlier_version_has_its_contribution_measured_again(comparison, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison.results[1].folders[0], folder)
+    summary = read_summary(folder)
+    del summary["contribution"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = shown_text(write_run_report(folder).read_text())
+    assert "What the mechanism contributes" not in text
+    assert "Here mrla_light changes the outputs of its blocks by " in text
+    assert "of 64 predictions" in text
+
+
+def test_a_run_shows_which_classes_are_taken_for_which(reports):
+    page = reports["run"].read_text()
+    assert 'alt="Confusion matrix of 10 classes"' in page
+    assert "<h2>Confusion</h2>" in page
+
+
 def open_report(browser, path):
     browser.get_log("browser")
     browser.get_log("performance")
@@ -75,7 +115,8 @@ def test_everything_a_reader_looks_for_is_there(browser, reports, comparison):
     open_report(browser, reports["comparison"])
     headings = [h.text for h in browser.find_elements("tag name", "h2")]
     assert headings == [
-        "Accuracy and cost", "Training", "Which layer reads which", "Where they disagree", "Again", "Recipe",
+        "Accuracy and cost", "Training", "What the mechanism contributes", "Which layer reads which",
+        "Where they disagree", "Again", "Recipe",
     ]  # fmt: skip
     text = browser.find_element("tag name", "body").text
     for verdict in comparison.verdicts():
@@ -112,8 +153,6 @@ def test_it_prints(browser, reports):
 
 def test_names_are_text_not_markup(comparison, tmp_path):
     """Names of classes and files can contain markup."""
-    import json
-
     folder = tmp_path / "run"
     shutil.copytree(comparison.results[0].folders[0], folder)
     path = folder / "summary.json"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from interlayer.tasks import TASKS, Collective, Metric, TaskError, make_task, task_class
+from interlayer.tasks.confusion import MATRIX_CLASSES, confusion_section
 from interlayer.training.processes import init_processes
 from interlayer.training.recipe import RecipeError
 from interlayer.training.setup import set_up
@@ -73,3 +74,19 @@ def test_a_metric_is_printed_and_compared_as_it_says():
     assert (accuracy.resolution(50), error.resolution(50)) == (0.02, 0.0)
     assert (accuracy.unit, error.unit) == ("points", "")
     assert accuracy.format(math.nan) == ""
+
+
+def test_few_classes_give_a_confusion_matrix_and_many_a_list_of_pairs():
+    labels, predicted = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 1, 1, 1, 0, 2])
+    few = confusion_section(labels, predicted, ["cat", "dog", "bird"])
+    assert few.matrix.counts == [[1, 2, 0], [0, 1, 0], [1, 0, 1]]
+    names = [f"class {i}" for i in range(MATRIX_CLASSES + 1)]
+    many = confusion_section(labels, predicted, names)
+    assert many.matrix is None
+    assert many.tables[0].rows == [["class 0", "class 1", "2", "66.7%"], ["class 2", "class 0", "1", "50.0%"]]
+    assert "3 of 6 test images" in many.text
+    assert "every test image" in confusion_section(labels, labels, names).text
+    everything = torch.arange(26).repeat_interleave(2)
+    longer = confusion_section(everything, everything.roll(1), names)
+    assert len(longer.tables[0].rows) == 20
+    assert "The 20 most frequent of 26 pairs:" in longer.text

@@ -32,7 +32,7 @@ from ..tasks import Classification, Collective, Scores, Task
 from .contribution_record import BlockContribution, Contribution
 
 BATCH = 64  # number of images that `contribution` runs at a time, if it is given one tensor
-RATIO_IMAGES = 256  # number of images over which the ratios are averaged in an evaluation
+RATIO_IMAGES = 256  # number of images after which an evaluation adds no further batch to the ratios
 
 
 @torch.no_grad()
@@ -88,13 +88,15 @@ def contribution(
         raise ValueError("there are no images to measure the contribution on")
     if labeled not in (0, count):
         raise ValueError(f"expected a label for each of the {count} images, got {labeled}")
+    rows, images_measured = meter.rows()
     return Contribution(
-        meter.rows(),
+        rows,
         count,
         changed if has_answers else None,
         Classification.headline if labeled else None,
         right / count if labeled else None,
         right_without / count if labeled else None,
+        images_measured,
     )
 
 
@@ -173,7 +175,7 @@ class ContributionMeter:
 
     Args:
         model: a network with mechanisms, in eval mode.
-        images: the number of images over which ratios are averaged; all images if None.
+        images: the number of images after which no further batch is added to the ratios; all images if None.
     """
 
     def __init__(self, model: nn.Module, images: int | None = None) -> None:
@@ -234,17 +236,21 @@ class ContributionMeter:
 
         return measure
 
-    def rows(self, collective: Collective | None = None) -> tuple[BlockContribution, ...]:
-        """Returns the ratio of every block, averaged over the images of all ranks. Every rank must call this."""
+    def rows(self, collective: Collective | None = None) -> tuple[tuple[BlockContribution, ...], int]:
+        """Returns the ratio of every block, averaged over the images of all ranks, and the number of these images.
+
+        Every rank must call this.
+        """
         if self.count is None:
             raise ValueError(f"no block of {type(self.model).__name__} with a mechanism was run")
         sums = torch.stack([self.count, *(site.total for site in self.sites if site.total is not None)])
         count, *totals = (collective or Collective()).sum(sums).tolist()
         measured = [site for site in self.sites if site.total is not None]
-        return tuple(
+        rows = (
             BlockContribution(site.name, site.stage, site.mechanism, total / count)
             for site, total in zip(measured, totals, strict=True)
         )
+        return tuple(rows), int(count)
 
 
 class TaskContribution:
@@ -253,7 +259,7 @@ class TaskContribution:
     Args:
         task: the task. Its `answers` decide what a changed prediction is.
         model: a network with mechanisms, in eval mode.
-        images: the number of images over which the ratios of blocks are averaged.
+        images: the number of images after which no further batch is added to the ratios of blocks.
     """
 
     def __init__(self, task: Task, model: nn.Module, *, images: int | None = RATIO_IMAGES) -> None:
@@ -284,8 +290,8 @@ class TaskContribution:
         collective, name = collective or Collective(), self.task.headline.name
         without = self.evaluator.result(collective).metrics[name]
         changed = None if self.changed is None else int(collective.sum(self.changed))
-        rows = self.meter.rows(collective)
-        return Contribution(rows, scores.count, changed, self.task.headline, scores.metrics[name], without)
+        rows, images = self.meter.rows(collective)
+        return Contribution(rows, scores.count, changed, self.task.headline, scores.metrics[name], without, images)
 
 
 def task_contribution(task: Task, model: nn.Module) -> TaskContribution | None:

@@ -42,6 +42,7 @@ class Contribution:
         metric: the metric of the next two values; None if there are no labels.
         value: the metric of the network.
         value_without: the metric of the network with all mechanisms switched off.
+        ratio_images: the number of images over which the ratios of blocks are averaged.
         runs: the number of networks over which the values are added up or averaged.
     """
 
@@ -51,6 +52,7 @@ class Contribution:
     metric: Metric | None = None
     value: float | None = None
     value_without: float | None = None
+    ratio_images: int = 0
     runs: int = 1
 
     @property
@@ -150,7 +152,8 @@ def combined(records: Sequence[Contribution]) -> Contribution:
     changed = None if first.changed is None else sum(record.changed or 0 for record in records)
     return Contribution(
         blocks, sum(record.images for record in records), changed, first.metric,
-        mean([record.value for record in records]), mean([record.value_without for record in records]), len(records),
+        mean([record.value for record in records]), mean([record.value_without for record in records]),
+        sum(record.ratio_images for record in records), len(records),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The figures of a report: training curves and attention scores between layers."""
+"""The figures of a report: training curves, contribution of mechanisms, scores between layers, confusion matrix."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, PercentFormatter
 
-from ..analysis import layer_scores, plot_layer_scores
-from ..experiments import TrainedNetwork
+from ..analysis import Contribution, contribution, layer_scores, plot_layer_scores
+from ..experiments import TrainedNetwork, some_test_images
 from ..hosts import attached_mechanisms
-from ..tasks import Task
-from ..tasks.show import spread
+from ..tasks import Matrix, Task
 from ..training.data import Images
 from ..training.logs import read_metrics
 from ..training.summary import read_summary
 from .rendering import colour, sentence_case, svg
 
-SCORED_IMAGES = 64  # number of test images over which attention scores are averaged
+LONGEST_NAME = 24  # number of letters of a class name in a confusion matrix
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,37 @@ class Attention:
         model: name of the network.
         seed: seed of the run.
         images: the number of test images over which the scores are averaged.
-        stages: one figure for each stage.
+        figure: the scores of all stages.
+        contribution: how much the mechanism contributes to the network.
     """
 
     model: str
     seed: int
     images: int
-    stages: list[Shown]
+    figure: Shown
+    contribution: str
+
+
+@dataclass(frozen=True)
+class MechanismEffect:
+    """What the mechanisms of a network contribute to it.
+
+    Args:
+        model: name of the network.
+        contribution: the measured contribution.
+        figure: the ratio of every block.
+    """
+
+    model: str
+    contribution: Contribution
+    figure: Shown
+
+    @property
+    def images(self) -> str:
+        """The images over which the ratios are averaged."""
+        runs = self.contribution.runs
+        images = f"{self.contribution.ratio_images // runs} test images"
+        return f"{images} and {runs} seeds" if runs > 1 else images
 
 
 @dataclass(frozen=True)
@@ -62,12 +86,14 @@ class Curve:
         trained: the column for the training images; None if there is none.
         evaluated: the column for the held-out images.
         log: whether the vertical axis is logarithmic.
+        percent: whether the values are fractions, which are shown as percentages.
     """
 
     title: str
     trained: str | None
     evaluated: str
     log: bool = False
+    percent: bool = False
 
 
 def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
@@ -81,7 +107,7 @@ def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
     for metric in dict.fromkeys((task.headline, *task.train_metrics)):
         trained = f"train_{metric.name}" if metric in task.train_metrics else None
         if metric in task.eval_metrics:
-            wanted.append(Curve(sentence_case(metric.title), trained, f"eval_{metric.name}"))
+            wanted.append(Curve(sentence_case(metric.title), trained, f"eval_{metric.name}", percent=metric.percent))
     return [_draw(curve, runs) for curve in wanted]
 
 
@@ -107,35 +133,110 @@ def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
     axes.grid(alpha=0.25)
     if curve.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_PlainLogFormatter())
+        axes.yaxis.set_minor_formatter(_PlainLogFormatter())
+    if curve.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.legend(fontsize=7.5, frameon=False)
     return Shown(f"{curve.title} over epochs", svg(figure))
 
 
-def attention(runs: Mapping[str, Sequence[Path]], images: Images | None) -> list[Attention]:
+class _PlainLogFormatter(LogFormatterSciNotation):
+    """Labels the ticks that matplotlib would label, as 0.6 instead of 6 x 10^-1."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:.3g}" if super().__call__(x, pos) else ""
+
+
+def contributions(records: Mapping[str, Contribution | None]) -> list[MechanismEffect]:
+    """Plots the contribution of the mechanisms to every block, for each network that has one.
+
+    Args:
+        records: the measured contribution of each network, by the name of the network; None if it has no mechanism.
+    """
+    return [
+        MechanismEffect(model, record, _contribution(model, record, colour(index)))
+        for index, (model, record) in enumerate(records.items())
+        if record is not None
+    ]
+
+
+def _contribution(model: str, record: Contribution, color: str) -> Shown:
+    several = len(record.mechanisms) > 1
+    names = [f"{row.block} ({row.mechanism})" if several else row.block for row in record.blocks]
+    ratios = [row.ratio for row in record.blocks]
+    figure = Figure(
+        figsize=(max(4.0, 0.26 * len(names) + 1.2), 2.6 + 0.065 * max(map(len, names))), layout="constrained"
+    )
+    axes = figure.subplots()
+    axes.bar(range(len(names)), ratios, color=color, width=0.75)
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7.5)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_ylim(0, max(1.08 * max(ratios), 0.01))  # a mechanism that does nothing is not magnified
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylabel("change of the block's output", fontsize=9)
+    axes.grid(axis="y", alpha=0.25)
+    axes.set_axisbelow(True)
+    return Shown(f"Contribution of the mechanism to every block of {model}", svg(figure))
+
+
+def confusion(matrix: Matrix) -> Shown:
+    """Plots counts by true and predicted class. Colors are shares of a row, so that every class counts alike."""
+    counts = np.array(matrix.counts, dtype=float)
+    totals = counts.sum(1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
+    names = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in matrix.classes]
+    size = len(names)
+    cell = 0.62 if size <= 12 else 0.38  # inches
+    margin = 0.9 + 0.08 * max(map(len, names))
+    figure = Figure(figsize=(cell * size + margin + 0.9, cell * size + margin), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    axes.set_xticks(range(size), names, rotation=90, fontsize=8.5)
+    axes.set_yticks(range(size), names, fontsize=8.5)
+    axes.set_xlabel(matrix.columns)
+    axes.set_ylabel(matrix.rows)
+    axes.set_xticks(np.arange(-0.5, size), minor=True)
+    axes.set_yticks(np.arange(-0.5, size), minor=True)
+    axes.grid(which="minor", color="#e6eaf0", linewidth=0.8)
+    axes.tick_params(which="both", length=0)
+    for row, column in zip(*counts.nonzero(), strict=True):
+        share, count = shares[row, column], f"{int(counts[row, column]):,}"
+        text = f"{count}\n{share:.0%}" if size <= 12 else count
+        ink = "white" if share > 0.55 else "#1d2430"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8 if size <= 12 else 7, color=ink)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, format=PercentFormatter(1.0))
+    bar.set_label(f"share of the {matrix.rows}", fontsize=9)
+    return Shown(f"Confusion matrix of {size} classes", svg(figure))
+
+
+def attention(
+    runs: Mapping[str, Sequence[Path]], records: Mapping[str, Contribution | None], images: Images | None
+) -> list[Attention]:
     """Plots the attention scores of the first run of each network with layer attention.
 
     Args:
         runs: the folders of the runs of each network, by the name of the network.
+        records: the measured contribution of each network; None if a run does not hold it.
         images: the test images; None if they cannot be opened by index.
     """
-    return [] if images is None else [shown for folders in runs.values() for shown in _attention(folders[0], images)]
+    if images is None:
+        return []
+    return [shown for model, folders in runs.items() for shown in _attention(folders[0], records[model], images)]
 
 
-def _attention(folder: Path, images: Images) -> list[Attention]:
+def _attention(folder: Path, record: Contribution | None, images: Images) -> list[Attention]:
     trained = TrainedNetwork(folder, device=torch.device("cpu"))
     if not attached_mechanisms(trained.network):
         return []
-    transform, bad = trained.transform.evaluation(), read_summary(folder)["bad_images"]
-    readable = [index for index in range(len(images)) if images.name(index) not in bad]
-    chosen = [readable[i] for i in spread(len(readable), SCORED_IMAGES)]
-    pixels = torch.stack([torch.as_tensor(transform(images.open(index))) for index in chosen])
+    pixels = some_test_images(trained, images, read_summary(folder)["bad_images"])
     try:
-        stages = layer_scores(trained.network, trained.batch_transform.normalize(pixels))
+        stages = layer_scores(trained.network, pixels)
     except ValueError:  # a variant of the mechanism without scores
         return []
     model = trained.recipe.model
-    figures = [
-        Shown(f"Which layer of {model} reads which, {stage.name}", svg(plot_layer_scores([stage], title="")))
-        for stage in stages
-    ]
-    return [Attention(model, trained.recipe.seed, len(chosen), figures)]
+    if record is None:  # a run of an earlier version
+        record = contribution(trained.network, pixels)
+    figure = Shown(f"Which layer of {model} reads which", svg(plot_layer_scores(stages, title="")))
+    text = f"{record.change}; {record.sentence}" if record.changed is not None or record.metric else record.change
+    return [Attention(model, trained.recipe.seed, len(pixels), figure, text)]

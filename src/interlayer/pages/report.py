@@ -1,14 +1,15 @@
 """The report of a run or of a comparison, report.html, which is a single file without external resources.
 
-It contains the table of results, training curves, heatmaps of attention scores between layers, the sections of the
-task, the command, the versions and the recipe. Everything is read from the folders of the runs, so that a report can be
-written again at any time.
+It contains the table of results, training curves, the contribution of mechanisms, heatmaps of attention scores between
+layers, the sections of the task, the command, the versions and the recipe. Everything is read from the folders of the
+runs, so that a report can be written again at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from ..experiments import Comparison, comparison_table, read_run, task_of
@@ -17,7 +18,8 @@ from ..training import Recipe
 from ..training.data import Images, open_data
 from ..training.files import write_text
 from ..training.recipe import read_recipe
-from .figures import Attention, Shown, attention, curves
+from ..training.summary import read_contribution
+from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, curves
 from .rendering import render, sentence_case
 
 
@@ -32,12 +34,18 @@ class Report:
     bad_images: Mapping[str, str]
     table: Table
     curves: list[Shown]
+    contributions: list[MechanismEffect]
     attention: list[Attention]
     sections: list[Section]
     command: str
     versions: str
     recipe: str
     verdicts: list[str] = field(default_factory=list)
+
+    @cached_property
+    def matrices(self) -> list[Shown | None]:
+        """The figure of each section's matrix, or None."""
+        return [None if section.matrix is None else confusion(section.matrix) for section in self.sections]
 
 
 def write_comparison_report(comparison: Comparison) -> Path:
@@ -47,6 +55,7 @@ def write_comparison_report(comparison: Comparison) -> Path:
     runs = [read_run(paths[0]) for paths in folders.values()]
     recipe, summary = read_recipe(comparison.results[0].folders[0] / "recipe.yaml"), runs[0].summary
     task, images = task_of(recipe, summary.get("classes", [])), _test_images(recipe)
+    records = {result.model: result.contribution for result in comparison.results}
     title = f"{sentence_case(comparison.metric.title)} and cost"
     report = Report(
         title=f"Comparison: {', '.join(names)}",
@@ -57,7 +66,8 @@ def write_comparison_report(comparison: Comparison) -> Path:
         bad_images=summary["bad_images"],
         table=replace(comparison_table(comparison, corner=""), title=title),
         curves=curves(task, folders),
-        attention=attention(folders, images),
+        contributions=contributions(records),
+        attention=attention(folders, records, images),
         sections=task.show_comparison(runs, images),
         command=comparison.command or "started from Python",
         versions=_versions(summary["versions"]),
@@ -84,6 +94,7 @@ def write_run_report(folder: Path) -> Path:
             _duration(summary["seconds"]),
         ]],
     )  # fmt: skip
+    records = {recipe.model: read_contribution(summary)}
     heading = f"{recipe.model}: {task.headline.format(test[task.headline.name])}"
     report = Report(
         title=heading,
@@ -93,7 +104,8 @@ def write_run_report(folder: Path) -> Path:
         bad_images=summary["bad_images"],
         table=table,
         curves=curves(task, {recipe.model: [folder]}),
-        attention=attention({recipe.model: [folder]}, images),
+        contributions=contributions(records),
+        attention=attention({recipe.model: [folder]}, records, images),
         sections=task.show_run(run, images),
         command=summary["command"] or "started from Python",
         versions=_versions(summary["versions"]),

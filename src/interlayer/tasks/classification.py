@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .confusion import confusion_section
 from .evaluator import MeanEvaluator, Scores
 from .metric import Metric
 from .show import FinishedRun, ImageSource, Section, Span, Table, spread, thumbnail
@@ -110,21 +111,23 @@ class Classification(Task):
         return [overall, Table("", ["class", "images", "accuracy", "most often taken for"], rows)]
 
     def show_run(self, run: FinishedRun, images: ImageSource | None) -> list[Section]:
-        """Shows the mistakes with the highest confidence."""
-        if images is None:
-            return []
+        """Shows which classes are taken for which, and the mistakes with the highest confidence."""
         predictions, confidences = run.records["predictions"], run.records["confidences"]
+        confusion = confusion_section(predictions[:, 1], predictions[:, 2], self.classes)
+        return [confusion] if images is None else [confusion, self._mistakes(predictions, confidences, images)]
+
+    def _mistakes(self, predictions: Tensor, confidences: Tensor, images: ImageSource) -> Section:
         mistaken = (predictions[:, 2] != predictions[:, 1]).nonzero().flatten()
         wrong = mistaken[confidences[mistaken].argsort(descending=True)].tolist()
         if not wrong:
-            return [Section("Mistakes", "None on the test images.")]
+            return Section("Mistakes", "None on the test images.")
         pictures = []
         for index in wrong[:SHOWN_IMAGES]:
             place, label, predicted = predictions[index].tolist()
             lines = [self._truth(label), self._answer(label, predicted, float(confidences[index]))]
             pictures.append(thumbnail(images, place, lines))
         text = f"{len(wrong)} of {len(predictions)} test images; those with the highest confidence:"
-        return [Section("Mistakes", text, pictures=pictures)]
+        return Section("Mistakes", text, pictures=pictures)
 
     def show_comparison(self, runs: Sequence[FinishedRun], images: ImageSource | None) -> list[Section]:
         """Shows test images for which the first two networks predict different classes."""

@@ -68,6 +68,22 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """Counts of images by two classes.
+
+    Args:
+        classes: the names of the rows and of the columns.
+        counts: the number of images of each row and column.
+        rows, columns: what the rows and the columns are.
+    """
+
+    classes: list[str]
+    counts: list[list[int]]
+    rows: str
+    columns: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A titled section of a report.
 
@@ -78,6 +94,7 @@ class Section:
         legend: text after the keys in the legend.
         tables: tables below the legend.
         pictures: pictures below the tables.
+        matrix: counts by two classes, which are drawn as a heatmap below the text.
     """
 
     title: str
@@ -86,6 +103,7 @@ class Section:
     legend: str = ""
     tables: list[Table] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
+    matrix: Matrix | None = None
 
 
 def spread(total: int, wanted: int) -> list[int]:
