@@ -21,6 +21,7 @@ from ..training.data import ImageTransform, open_data
 from ..training.files import make_folder, write_json
 from ..training.logs import read_metrics
 from ..training.memory import smaller_batch_advice
+from ..training.overview import Overview
 from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
 from ..training.setup import build_network
@@ -140,6 +141,7 @@ def compare(
     together: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     show: Callable[[Progress], None] = lambda progress: None,
+    on_start: Callable[[Overview], None] = lambda overview: None,
     command: str = "",
 ) -> Comparison:
     """Trains every network with every seed and compares them with the first.
@@ -153,6 +155,7 @@ def compare(
         together: the number of runs that share the GPU at a time; if None, chosen by the device (one on a CPU).
         stop: called after every step; if it returns True, checkpoints are saved and `Stopped` is raised.
         show: called with the progress of the runs.
+        on_start: called on rank 0 with what each run understood, before its first step.
         command: the command that reproduces this comparison, for the record.
     """
     names = networks_of(models)
@@ -179,7 +182,7 @@ def compare(
         trainers = (
             Trainer(
                 recipe_for(recipe, name, seed), path, resume=resume, data=data, processes=processes, stop=stop,
-                show=show, command=command, separate_random_state=together > 1,
+                show=show, on_start=on_start, command=command, separate_random_state=together > 1,
             )
             for seed, path in unfinished
         )  # fmt: skip

@@ -177,7 +177,8 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     except ModelError as error:
         raise TrainingError(str(error)) from error
     ranks = Ranks(processes.rank, processes.world_size)
-    loading = LoadingContext(recipe, task, transform, ranks, device, data.problems, report)
+    loading_recipe = dataclasses.replace(recipe, workers=available_workers(recipe.workers))
+    loading = LoadingContext(loading_recipe, task, transform, ranks, device, data.problems, report)
     batches = train_batches(data.train, loading)
     held_out = eval_batches(data.validation if data.validation is not None else data.test, loading)
     if device.type == "cuda":
@@ -198,6 +199,12 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
         recipe, processes, task, data, loading, batches, held_out, network, replicated, model,
         optimizer, scheduler, scaler, ema, origin, freeze,
     )  # fmt: skip
+
+
+def available_workers(workers: int) -> int:
+    """Returns the number of workers that load images: at most one per core that this process can use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(workers, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def build_network(task: Task) -> nn.Module:

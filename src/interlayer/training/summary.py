@@ -16,6 +16,7 @@ from ..tasks import Scores
 from .checkpoint import RunState
 from .evaluation import save_records
 from .files import TrainingError, write_json
+from .overview import overview_of
 from .setup import TrainingSetup
 
 
@@ -51,6 +52,7 @@ def run_summary(setup: TrainingSetup, state: RunState, scores: Scores, command: 
         "processes": setup.processes.world_size,
         "bad_images": setup.data.problems.found,
         "notes": setup.data.notes,
+        "overview": overview_of(setup).lines(),
         "command": command,
         "versions": versions(),
     }
