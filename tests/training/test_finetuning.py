@@ -2,6 +2,9 @@
 
 import math
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import timm
@@ -337,6 +340,22 @@ def test_the_recipe_for_fine_tuning_demands_weights(tmp_path):
 def test_weights_that_do_not_exist_are_not_looked_for(model, message):
     with pytest.raises(ModelError, match=message):
         build_network(model, pretrained=True)
+
+
+def test_cached_weights_are_loaded_without_a_network(tmp_path, trained):
+    """In a process of its own, because the Hub's client reads its settings when it is imported."""
+    repository = tmp_path / "hub" / "models--timm--resnet10t.c3_in1k"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    shutil.copy(trained["resnet10t"], repository / "snapshots" / "abc" / "model.safetensors")
+    code = (
+        "from interlayer.models.build import build_network; build_network('resnet10t', num_classes=3, pretrained=True)"
+    )
+    variables = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Retrying" not in done.stderr
 
 
 # What a run says

@@ -24,7 +24,7 @@ from ..training.memory import smaller_batch_advice
 from ..training.overview import Overview
 from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
-from ..training.setup import build_network
+from ..training.setup import build_network, check_start
 from ..training.summary import read_summary
 from .statistics import Difference, paired_difference, spread, verdict
 from .trained import task_of
@@ -167,6 +167,7 @@ def compare(
     costs = {}
     for name in names:  # before any training, so that unknown names and unsuitable networks fail early
         show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
+        check_start(recipe_for(recipe, name, seeds[0]))
         costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), data.classes, processes)
     make_folder(folder)
     together = _together(together, recipe, processes)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..models.build import ModelError, check_size
+from ..models.build import ModelError, check_size, split_name
 from ..models.origin import Origin, origin_of
+from ..models.pretrained import find_pretrained
+from ..models.registry import check_name
 from ..tasks import Task, TaskError, make_task
 from .data import (
     Data,
@@ -164,7 +167,7 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
         data: the data, if several runs share it; opened from the recipe if None.
         report: called with the progress of loading images.
     """
-    check_fine_tuning(recipe)
+    check_start(recipe)
     set_precision(recipe)
     device = processes.device
     seed_libraries(mixed_seed("weights", recipe.seed))
@@ -199,6 +202,20 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
         recipe, processes, task, data, loading, batches, held_out, network, replicated, model,
         optimizer, scheduler, scaler, ema, origin, freeze,
     )  # fmt: skip
+
+
+def check_start(recipe: Recipe) -> None:
+    """Raises a `RecipeError` if the weights that a recipe starts from are needed but not named, or cannot be found."""
+    check_fine_tuning(recipe)
+    if recipe.weights and not Path(recipe.weights).is_file():
+        raise RecipeError(f"weights={recipe.weights}: no such file")
+    if recipe.pretrained and not recipe.weights and recipe.model:
+        try:
+            backbone, _ = split_name(recipe.model)
+            check_name(backbone)
+            find_pretrained(backbone, recipe.model_options)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
 
 
 def available_workers(workers: int) -> int:
