@@ -69,7 +69,7 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's errors have this method; any other exception is a bug
             raise
-        _fail(_one_line(error.format_message()), 2)
+        _fail(_one_line(train.key_advice(error) or error.format_message()), 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 

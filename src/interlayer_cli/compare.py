@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .train import DataName, Overrides, is_main_process
+from .train import DataName, Overrides, is_main_process, opening_lines
 
 
 def compare(
@@ -58,7 +58,7 @@ def compare(
         with stop.listening(), showing(total, folder) as show:
             comparison = run(
                 resolved, models, folder, seeds=range(seeds), resume=resume, together=together,
-                stop=stop, show=show, command=command_line(),
+                stop=stop, show=show, on_start=opening_lines(), command=command_line(),
             )  # fmt: skip
     except Stopped as stopped:
         typer.echo(f"{stopped}; checkpoints are saved, go on with: {command_to_resume(folder)}", err=True)

@@ -1,7 +1,9 @@
 """`interlayer train`: train one network under a recipe."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,7 +46,9 @@ def train(
     stop = StopSignal()
     try:
         with stop.listening(), showing() as show:
-            summary = run(resolved, folder, show=show, resume=resume, stop=stop, command=command_line())
+            summary = run(
+                resolved, folder, show=show, resume=resume, stop=stop, on_start=opening_lines(), command=command_line()
+            )
     except Stopped as stopped:
         typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
         raise typer.Exit(stop.exit_code) from None
@@ -59,6 +63,45 @@ def train(
     if summary["bad_images"]:
         typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
     typer.echo(f"report: {report}")
+
+
+def opening_lines() -> Callable[[Any], None]:
+    """Returns a function that prints what a run understood: everything once, and further networks of a comparison."""
+    printed: set[str] = set()
+
+    def show(overview: Any) -> None:
+        lines = overview.network if printed else overview.lines()
+        if overview.model not in printed:
+            printed.add(overview.model)
+            typer.echo("\n".join(lines))
+
+    return show
+
+
+def key_advice(error: Any) -> str:
+    """Returns the advice for an unknown option that is a key of recipes, such as --epochs 3; otherwise nothing."""
+    option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    if not option or context is None or context.info_name not in ("train", "compare"):
+        return ""
+    from interlayer.training.keys import SYNONYMS
+    from interlayer.training.recipe import list_keys
+
+    name = option.lstrip("-").replace("-", "_")
+    key = SYNONYMS.get(name, name)
+    if key not in list_keys():
+        return ""
+    value = _value_after(option) or ("true" if list_keys()[key].type == "true or false" else "VALUE")
+    return f"no such option: {option}; values of the recipe are written without dashes: {key}={value}"
+
+
+def _value_after(option: str) -> str:
+    """Returns the value that follows an option on the command line; an empty string if there is none."""
+    for index, argument in enumerate(sys.argv):
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+        if argument == option and not "".join(sys.argv[index + 1 : index + 2]).startswith("--"):
+            return "".join(sys.argv[index + 1 : index + 2])
+    return ""
 
 
 def is_main_process() -> bool:

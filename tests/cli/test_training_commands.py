@@ -1,6 +1,7 @@
 """The commands train, compare, evaluate, predict and recipes, run in separate processes."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -54,6 +55,8 @@ def test_train_refuses_a_folder_that_holds_a_run(trained):
     ("arguments", "message"),
     [
         (["epoch=3"], "unknown key 'epoch' in the recipe; did you mean 'epochs'?"),
+        (["learning_rate=0.1"], "did you mean 'lr'? `interlayer recipes --keys` lists all keys"),
+        (["--epochs", "3"], "no such option: --epochs; values of the recipe are written without dashes: epochs=3"),
         (["epochs=soon"], "epochs must be a whole number, got 'soon'"),
         (["--recipe", "rla_cifer"], "did you mean 'rla_cifar'?"),
         (["--model", "resnet5O"], "unknown model 'resnet5O'"),
@@ -64,6 +67,33 @@ def test_train_refuses_a_folder_that_holds_a_run(trained):
 def test_mistakes_are_one_sentence_and_leave_nothing(tmp_path, arguments, message):
     assert message in fails("train", *arguments, cwd=tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("environment", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])
+def test_pretrained_weights_that_cannot_be_downloaded_fail_at_once(tmp_path, environment):
+    """One sentence and no repeated requests, each of which would be a line."""
+    variables = {**os.environ, "HF_HOME": str(tmp_path / "cache"), **environment}
+    message = fails("train", "--recipe", "finetune", "--model", "resnet18", cwd=tmp_path, env=variables)
+    assert "pretrained=true: the weights of resnet18 cannot be downloaded" in message
+    assert message.endswith("give a file of them, weights=FILE")
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "cache" not in path.parts] == []
+
+
+def test_a_run_begins_by_saying_what_it_understood(trained):
+    folder, result = trained
+    said = json.loads((folder / "summary.json").read_text())["overview"]
+    assert result.stdout.startswith("\n".join(said) + "\n")
+    assert said[0] == "data: digits, 1,437 training and 360 test images, 10 classes: 0, 1, 2, 3, 4, ..."
+    assert said[1] == "schedule: 2 epochs of 11 steps with 128 images, cosine by step, warm-up of 1 epoch"
+    assert "CPU, float32, images on the device" in said[2] or "cuda" in said[2]
+    assert said[3].startswith("network: preresnet20_cifar, 8 x 8 pixels, ")
+    assert said[4:] == ["weights: none, all parameters are newly initialized", "learning rate: 0.1 (sgd)"]
+
+
+def test_recipes_explains_a_key():
+    said = run("recipes", "freeze_epochs").stdout.splitlines()
+    assert said[0].startswith("freeze_epochs: epochs at the start")
+    assert said[1] == "  number; default 0"
 
 
 def test_evaluate_says_how_well_and_where_not(trained):

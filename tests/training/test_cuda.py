@@ -5,6 +5,8 @@ import torch
 from test_trainer import metrics, stop_after, weights
 
 from interlayer.experiments import compare
+from interlayer.models import save_weights
+from interlayer.models.build import build_network
 from interlayer.training import Stopped, TrainingError, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -70,3 +72,19 @@ def test_loaded_images_are_not_captured(on_gpu, digit_files, tmp_path):
     with pytest.raises(TrainingError, match="the images are not resident"):
         train(recipe, tmp_path / "run")
     train(recipe.replace(cuda_graph="auto", workers=2), tmp_path / "run2")
+
+
+def test_a_captured_step_is_captured_again_when_the_backbone_unfreezes(on_gpu, tmp_path):
+    """Frozen tensors keep their bits, and the graph of the free epoch trains all parameters as eager steps do."""
+    plain = on_gpu(epochs=2, lr=0.02, ema=0.9)
+    start = build_network(plain.model, num_classes=5, model_options=plain.model_options)
+    save_weights(start, tmp_path / "start.safetensors")
+    recipe = plain.replace(weights=str(tmp_path / "start.safetensors"), freeze_epochs=1, new_lr_scale=5)
+    for graph in ("yes", "no"):
+        train(recipe.replace(cuda_graph=graph), tmp_path / graph)
+    assert losses(tmp_path / "yes") == pytest.approx(losses(tmp_path / "no"), rel=2e-3)
+    train(recipe.replace(cuda_graph="yes", freeze_epochs=0, freeze_backbone=True), tmp_path / "frozen")
+    frozen, trained, name = weights(tmp_path / "frozen"), weights(tmp_path / "yes"), "stem.0.weight"
+    statistics = [key for key in frozen if key.endswith("running_mean")]
+    assert all(torch.equal(frozen[key], start.state_dict()[key]) for key in [name, *statistics])
+    assert not any(torch.equal(trained[key], start.state_dict()[key]) for key in [name, *statistics])

@@ -138,19 +138,35 @@ def test_more_processes_than_the_batch_can_be_cut_into_is_one_sentence(without_r
     assert "batch_size=255 cannot be cut into 2 processes" in done.stderr
 
 
-def test_replicas_freeze_and_unfreeze_together(without_randomness, tmp_path, launch):
-    """The first epoch trains only the new classifier; two processes end as one does, also if killed and resumed."""
+@pytest.fixture
+def fine_tuned(without_randomness, tmp_path):
+    """The recipe of a run from trained weights with five classes, and the network they came from."""
     torch.manual_seed(0)
-    plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, **VIT, img_size=16)
-    save_weights(plain, tmp_path / "start.safetensors")
-    recipe = without_randomness.replace(
-        weights=str(tmp_path / "start.safetensors"), freeze_epochs=1, new_lr_scale=3, layer_decay=0.8
-    )
+    start = timm.create_model("vit_tiny_patch16_224", num_classes=5, **VIT, img_size=16)
+    save_weights(start, tmp_path / "start.safetensors")
+    weights_file = str(tmp_path / "start.safetensors")
+    return without_randomness.replace(weights=weights_file, new_lr_scale=3, layer_decay=0.8), start
+
+
+def test_replicas_freeze_and_unfreeze_together(fine_tuned, tmp_path, launch):
+    """The first epoch trains only the new classifier; two processes end as one does, also if killed and resumed."""
+    recipe = fine_tuned[0].replace(freeze_epochs=1)
     train(recipe, tmp_path / "one")
     launch(recipe, tmp_path / "two")
     launch_kill_and_resume(recipe, tmp_path, launch)
     ours, theirs = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
-    assert not torch.equal(ours["blocks.0.attn.qkv.weight"], plain.blocks[0].attn.qkv.weight)
+    assert not torch.equal(ours["blocks.0.attn.qkv.weight"], fine_tuned[1].blocks[0].attn.qkv.weight)
     assert_same_run(tmp_path / "two", tmp_path / "cut")
+
+
+@pytest.mark.slow
+def test_shards_have_the_learning_rates_of_their_groups(fine_tuned, tmp_path, launch):
+    """Compares FSDP with two processes, killed and resumed, with one process."""
+    recipe = fine_tuned[0].replace(optimizer="adamw", lr=0.003)
+    train(recipe, tmp_path / "one")
+    launch_kill_and_resume(recipe.replace(sharding="fsdp"), tmp_path, launch)
+    ours, theirs = weights(tmp_path / "one"), weights(tmp_path / "cut")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)

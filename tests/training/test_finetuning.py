@@ -1,6 +1,10 @@
 """Fine-tuning: new parameters are known, have their own learning rate, and can be trained alone."""
 
 import math
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import timm
@@ -10,7 +14,7 @@ from test_trainer import stop_after
 
 import interlayer
 from interlayer.models import save_weights
-from interlayer.models.build import build_network
+from interlayer.models.build import ModelError, build_network
 from interlayer.models.origin import origin_of
 from interlayer.training import Stopped, Trainer, load_recipe, train
 from interlayer.training.optimization import make_optimizer, make_scheduler
@@ -318,6 +322,74 @@ def test_freezing_everything_is_refused(tuned, tmp_path, trained):
     with pytest.raises(RecipeError, match=r"freeze_epochs=1 leaves nothing to train: all parameters of resnet10t came"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_for_fine_tuning_demands_weights(tmp_path):
+    recipe = load_recipe("finetune", ["pretrained=false"], model="resnet10t")
+    with pytest.raises(RecipeError, match="give pretrained=true or weights=FILE"):
+        train(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("preresnet20_cifar", "there are no pretrained weights of preresnet20_cifar; give a file, weights=FILE$"),
+        ("resnet18_mrla_light", r"weights=FILE, or start from those of its backbone, resnet18\+mrla_light$"),
+    ],
+)
+def test_weights_that_do_not_exist_are_not_looked_for(model, message):
+    with pytest.raises(ModelError, match=message):
+        build_network(model, pretrained=True)
+
+
+def test_cached_weights_are_loaded_without_a_network(tmp_path, trained):
+    """In a process of its own, because the Hub's client reads its settings when it is imported."""
+    repository = tmp_path / "hub" / "models--timm--resnet10t.c3_in1k"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    shutil.copy(trained["resnet10t"], repository / "snapshots" / "abc" / "model.safetensors")
+    code = (
+        "from interlayer.models.build import build_network; build_network('resnet10t', num_classes=3, pretrained=True)"
+    )
+    variables = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Retrying" not in done.stderr
+
+
+# What a run says
+
+
+def said_by(recipe, folder):
+    said = []
+    trainer = Trainer(recipe, folder, on_start=said.append)
+    next(steps := trainer.run())
+    next(steps)
+    trainer.close()
+    return said[0].lines()
+
+
+def test_a_run_says_what_is_new_and_its_rates(tuned, tmp_path, trained):
+    recipe = tuned("resnet10t+mrla_light", new_lr_scale=10, layer_decay=0.5, freeze_epochs=1, lr=0.02, epochs=2)
+    lines = said_by(recipe.replace(warmup_epochs=5, schedule_on="step", workers=64, resident="no"), tmp_path / "run")
+    cores = len(os.sched_getaffinity(0))
+    assert lines[0].endswith("120 training and 40 test images, 10 classes: 0, 1, 2, 3, 4, ...")
+    assert "warm-up of 0.4 epochs, because warmup_epochs=5 would not end within the run" in lines[1]
+    assert f"{cores} worker" in lines[2]
+    assert "instead of 64, one per core" in lines[2]
+    assert "16,686 new (11,556 of the mechanism and 5,130 of the classifier)" in lines[3]
+    head = "the classifier for 5 classes is replaced by a new one for 10"
+    assert lines[4] == f"weights: {trained['resnet10t']}, 84 tensors loaded; {head}"
+    # stem, four blocks, classifier: the stem is five layers before the classifier
+    rates = "0.000625 to 0.01 for loaded parameters and 0.2 for new ones (sgd)"
+    assert lines[5] == f"learning rate: {rates}; only new parameters are trained for the first 3 steps"
+
+
+def test_a_plain_network_says_that_its_classifier_is_new(tuned, tmp_path):
+    lines = said_by(tuned("resnet10t", zero_head=True), tmp_path / "run")
+    assert lines[3].endswith(", 5,130 new (the classifier)")
+    assert lines[5] == "learning rate: 0.01 for loaded parameters and 0.01 for new ones (sgd)"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import time
 import pytest
 from test_trainer import RICH, assert_same_run
 
+from interlayer.models import save_weights
+from interlayer.models.build import build_network
 from interlayer.training import train
 
 KILLS = 20
@@ -45,8 +47,13 @@ def long_run(small, epochs):
     return small(**{**RICH, "epochs": epochs, "batch_size": 64, "checkpoint_steps": 3})
 
 
-def test_a_run_that_is_killed_ends_as_one_that_was_not(small, tmp_path):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_run_that_is_killed_ends_as_one_that_was_not(small, tmp_path, frozen):
     recipe = long_run(small, 6)
+    if frozen:
+        weights = tmp_path / "start.safetensors"
+        save_weights(build_network(recipe.model, num_classes=5, model_options=recipe.model_options), weights)
+        recipe = recipe.replace(weights=str(weights), freeze_epochs=2.5, new_lr_scale=10)
     train(recipe, tmp_path / "whole")
     kill_until(recipe, tmp_path, 1, 0.3)
     assert_same_run(tmp_path / "whole", tmp_path / "killed")

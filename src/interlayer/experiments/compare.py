@@ -21,9 +21,10 @@ from ..training.data import ImageTransform, open_data
 from ..training.files import make_folder, write_json
 from ..training.logs import read_metrics
 from ..training.memory import smaller_batch_advice
+from ..training.overview import Overview
 from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
-from ..training.setup import build_network
+from ..training.setup import build_network, check_start
 from ..training.summary import read_contribution, read_summary
 from .statistics import Difference, paired_difference, spread, verdict
 from .trained import task_of
@@ -144,6 +145,7 @@ def compare(
     together: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     show: Callable[[Progress], None] = lambda progress: None,
+    on_start: Callable[[Overview], None] = lambda overview: None,
     command: str = "",
 ) -> Comparison:
     """Trains every network with every seed and compares them with the first.
@@ -157,6 +159,7 @@ def compare(
         together: the number of runs that share the GPU at a time; if None, chosen by the device (one on a CPU).
         stop: called after every step; if it returns True, checkpoints are saved and `Stopped` is raised.
         show: called with the progress of the runs.
+        on_start: called on rank 0 with what each run understood, before its first step.
         command: the command that reproduces this comparison, for the record.
     """
     names = networks_of(models)
@@ -168,6 +171,7 @@ def compare(
     costs = {}
     for name in names:  # before any training, so that unknown names and unsuitable networks fail early
         show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
+        check_start(recipe_for(recipe, name, seeds[0]))
         costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), data.classes, processes)
     make_folder(folder)
     together = _together(together, recipe, processes)
@@ -183,7 +187,7 @@ def compare(
         trainers = (
             Trainer(
                 recipe_for(recipe, name, seed), path, resume=resume, data=data, processes=processes, stop=stop,
-                show=show, command=command, separate_random_state=together > 1,
+                show=show, on_start=on_start, command=command, separate_random_state=together > 1,
             )
             for seed, path in unfinished
         )  # fmt: skip

@@ -18,7 +18,7 @@ from .. import hosts
 from ..hosts.finding.probe import reason
 from .errors import ModelError
 from .origin import Origin, all_tensors, record_origin, taken_over
-from .pretrained import check_pretrained, pretrained_error
+from .pretrained import find_pretrained, pretrained_error
 from .registry import backbone_of, check_name
 from .weights import classifier_names, classifier_parameters, start_from
 
@@ -144,7 +144,7 @@ def _create(
 ) -> nn.Module:
     defaults = {"pretrained": pretrained} | ({} if num_classes is None else {"num_classes": num_classes})
     if pretrained:
-        check_pretrained(name, options)
+        options = {**options, **find_pretrained(name, options)}
     try:
         if image_size and "img_size" not in options:
             try:  # networks with position embeddings for a fixed size

@@ -1,7 +1,7 @@
-"""Whether timm's pretrained weights can be loaded, checked before timm tries.
+"""Where timm's pretrained weights are, and whether they can be loaded, checked before timm tries.
 
-timm downloads weights from the Hugging Face Hub, whose client repeats a request for the better part of a minute if
-there is no network. One request with a short timeout tells beforehand. Weights in the Hub's cache need no network.
+timm downloads weights from the Hugging Face Hub, whose client repeats a request for most of a minute if there is no
+network, even for weights in its cache. One request with a short timeout tells beforehand.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ def pretrained_error(name: str, why: str) -> ModelError:
     )
 
 
-def check_pretrained(name: str, options: Mapping[str, Any]) -> None:
-    """Raises a ModelError if timm has no pretrained weights of a model, or if they cannot be reached.
+def find_pretrained(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns further options of `timm.create_model` with which it loads pretrained weights without waiting.
+
+    Raises a ModelError if there are no pretrained weights of the model, or if they can neither be found in the Hub's
+    cache nor downloaded.
 
     Args:
         name: timm's name of the model.
         options: options of `timm.create_model`, which may name another source of the weights.
     """
-    if {"pretrained_cfg", "pretrained_cfg_overlay"} & set(options):
-        return
+    if ":" in name or {"pretrained_cfg", "pretrained_cfg_overlay"} & set(options):
+        return {}
     config = timm.models.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
         row = ROWS.get(name)
@@ -43,17 +46,21 @@ def check_pretrained(name: str, options: Mapping[str, Any]) -> None:
         raise ModelError(
             f"pretrained=true: there are no pretrained weights of {name}; give a file, weights=FILE{backbone}"
         )
-    if config.hf_hub_id and not config.file and not _is_cached(config.hf_hub_id, config.hf_hub_filename):
-        why = _unreachable_reason()
-        if why:
-            raise pretrained_error(name, why)
+    if not config.hf_hub_id or config.file:
+        return {}
+    why = _unreachable_reason()
+    cached = _cached_file(config.hf_hub_id, config.hf_hub_filename) if why else ""
+    if why and not cached:
+        raise pretrained_error(name, why)
+    return {"pretrained_cfg_overlay": {"file": cached}} if cached else {}
 
 
-def _is_cached(repository: str, filename: str | None) -> bool:
+def _cached_file(repository: str, filename: str | None) -> str:
+    """Returns the path of a repository's weights in the cache of the Hub; an empty string if they are not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    names = (filename,) if filename else WEIGHTS_FILES
-    return any(isinstance(try_to_load_from_cache(repository, name), str) for name in names)
+    found = (try_to_load_from_cache(repository, name) for name in ((filename,) if filename else WEIGHTS_FILES))
+    return next((path for path in found if isinstance(path, str)), "")
 
 
 def _unreachable_reason() -> str:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..models.build import ModelError, check_size
+from ..models.build import ModelError, check_size, split_name
 from ..models.origin import Origin, origin_of
+from ..models.pretrained import find_pretrained
+from ..models.registry import check_name
 from ..tasks import Task, TaskError, make_task
 from .data import (
     Data,
@@ -164,7 +167,7 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
         data: the data, if several runs share it; opened from the recipe if None.
         report: called with the progress of loading images.
     """
-    check_fine_tuning(recipe)
+    check_start(recipe)
     set_precision(recipe)
     device = processes.device
     seed_libraries(mixed_seed("weights", recipe.seed))
@@ -177,7 +180,8 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     except ModelError as error:
         raise TrainingError(str(error)) from error
     ranks = Ranks(processes.rank, processes.world_size)
-    loading = LoadingContext(recipe, task, transform, ranks, device, data.problems, report)
+    loading_recipe = dataclasses.replace(recipe, workers=available_workers(recipe.workers))
+    loading = LoadingContext(loading_recipe, task, transform, ranks, device, data.problems, report)
     batches = train_batches(data.train, loading)
     held_out = eval_batches(data.validation if data.validation is not None else data.test, loading)
     if device.type == "cuda":
@@ -198,6 +202,26 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
         recipe, processes, task, data, loading, batches, held_out, network, replicated, model,
         optimizer, scheduler, scaler, ema, origin, freeze,
     )  # fmt: skip
+
+
+def check_start(recipe: Recipe) -> None:
+    """Raises a `RecipeError` if the weights that a recipe starts from are needed but not named, or cannot be found."""
+    check_fine_tuning(recipe)
+    if recipe.weights and not Path(recipe.weights).is_file():
+        raise RecipeError(f"weights={recipe.weights}: no such file")
+    if recipe.pretrained and not recipe.weights and recipe.model:
+        try:
+            backbone, _ = split_name(recipe.model)
+            check_name(backbone)
+            find_pretrained(backbone, recipe.model_options)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+
+
+def available_workers(workers: int) -> int:
+    """Returns the number of workers that load images: at most one per core that this process can use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(workers, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def build_network(task: Task) -> nn.Module:

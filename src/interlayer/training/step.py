@@ -176,6 +176,8 @@ class TrainStep:
 
     def restart(self) -> None:
         """Forgets the captured graph, because other parameters are trained from now on."""
+        if self.graph is not None:
+            torch.cuda.synchronize()  # it may still be running
         self.release()
         self.steps_run = 0
 

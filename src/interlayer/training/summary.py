@@ -17,6 +17,7 @@ from ..tasks import Scores
 from .checkpoint import RunState
 from .evaluation import save_records
 from .files import TrainingError, write_json
+from .overview import overview_of
 from .setup import TrainingSetup
 
 
@@ -56,6 +57,7 @@ def run_summary(
         "processes": setup.processes.world_size,
         "bad_images": setup.data.problems.found,
         "notes": setup.data.notes,
+        "overview": overview_of(setup).lines(),
         "command": command,
         "versions": versions(),
     }

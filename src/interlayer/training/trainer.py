@@ -23,6 +23,7 @@ from .evaluation import check_finite_loss, evaluate_setup
 from .isolation import isolated
 from .logs import Logs, check_logs, epoch_row
 from .memory import explaining_out_of_memory
+from .overview import Overview, overview_of
 from .processes import Processes, init_processes
 from .progress import EpochClock, Progress, run_progress
 from .recipe import Recipe
@@ -44,6 +45,7 @@ class Trainer:
         processes: the ranks and their devices, if several runs share them.
         stop: called after every step; if it returns True, a checkpoint is saved and `Stopped` is raised.
         show: called with the progress of loading images, which happens between two steps of `run`.
+        on_start: called on rank 0 with what the run understood, before its first step.
         command: the command that reproduces this run, for the record.
         separate_random_state: whether the run keeps its random state to itself between steps, for runs that alternate.
 
@@ -61,6 +63,7 @@ class Trainer:
         processes: Processes | None = None,
         stop: Callable[[], bool] = lambda: False,
         show: Callable[[Progress], None] = lambda progress: None,
+        on_start: Callable[[Overview], None] = lambda overview: None,
         command: str = "",
         separate_random_state: bool = False,
     ) -> None:
@@ -68,7 +71,7 @@ class Trainer:
         self.processes = processes or init_processes(recipe)
         self.folder = RunFolder(folder, recipe, self.processes, resume=resume)
         self.stop = StopRequest(stop, self.processes)
-        self.separate_random_state = separate_random_state
+        self.separate_random_state, self.on_start = separate_random_state, on_start
         self.stream = torch.cuda.Stream() if self.processes.device.type == "cuda" else None
         self.loop: TrainingLoop | None = None
 
@@ -88,6 +91,8 @@ class Trainer:
 
         setup = set_up(recipe, self.processes, self.data, report)
         self.loop = TrainingLoop(setup, self.folder, self.stop, self.stream, resume=self.resume, command=self.command)
+        if self.processes.is_main:
+            self.on_start(overview_of(setup))
         yield from self.loop.run()
 
     @property

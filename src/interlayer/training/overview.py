@@ -1,0 +1,147 @@
+"""What a run understood: its data, network, weights, learning rates, schedule and device, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..hosts import attached_mechanisms
+from .data.resident import ResidentTrainBatches
+from .recipe import Recipe
+from .setup import TrainingSetup
+
+SHOWN_CLASSES = 5
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The opening lines of a run.
+
+    Args:
+        model: name of the network.
+        data: lines about the data, the schedule and the device, which all runs of a comparison share.
+        network: lines about the network, its weights and its learning rates.
+    """
+
+    model: str
+    data: list[str]
+    network: list[str]
+
+    def lines(self) -> list[str]:
+        """Returns all lines."""
+        return [*self.data, *self.network]
+
+
+def overview_of(setup: TrainingSetup) -> Overview:
+    """Describes a run that is ready to train."""
+    return Overview(
+        setup.recipe.model,
+        data=[f"data: {_data(setup)}", f"schedule: {_schedule(setup)}", f"device: {_device(setup)}"],
+        network=[
+            f"network: {_network(setup)}", f"weights: {_weights(setup)}", f"learning rate: {_learning_rates(setup)}",
+        ],
+    )  # fmt: skip
+
+
+def _data(setup: TrainingSetup) -> str:
+    sources = {"training": setup.data.train, "validation": setup.data.validation, "test": setup.data.test}
+    counts = [f"{len(source):,} {name}" for name, source in sources.items() if source is not None]
+    classes = setup.task.classes
+    names = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
+    listed = f"{_plural(len(classes), 'class', 'classes')}: {names}"
+    return f"{setup.recipe.data}, {_listing(counts)} images, {listed}"
+
+
+def _schedule(setup: TrainingSetup) -> str:
+    recipe, steps = setup.recipe, setup.batches.steps
+    size = f"{_plural(recipe.epochs, 'epoch')} of {_plural(steps, 'step')} with {_plural(recipe.batch_size, 'image')}"
+    return f"{size}, {recipe.schedule} by {recipe.schedule_on}, {_warmup(recipe)}"
+
+
+def _warmup(recipe: Recipe) -> str:
+    if not recipe.warmup_epochs:
+        return "no warm-up"
+    epochs = recipe.shortened_warmup
+    shown = f"warm-up of {_plural(epochs, 'epoch')}" if epochs else "no warm-up"
+    if epochs == recipe.warmup_epochs:
+        return shown
+    return f"{shown}, because warmup_epochs={recipe.warmup_epochs:g} would not end within the run"
+
+
+def _device(setup: TrainingSetup) -> str:
+    recipe, processes = setup.recipe, setup.processes
+    name = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "CPU"
+    ranks = f" in each of {processes.world_size} processes" if processes.world_size > 1 else ""
+    if isinstance(setup.batches, ResidentTrainBatches):
+        images = "images on the device"
+    else:
+        workers = setup.loading.recipe.workers
+        fewer = f" instead of {recipe.workers}, one per core" if workers != recipe.workers else ""
+        images = f"images loaded by {_plural(workers, 'worker')}{fewer}" if workers else "images loaded without workers"
+    return f"{name}{ranks}, {recipe.precision}, {images}"
+
+
+def _network(setup: TrainingSetup) -> str:
+    network, size = setup.network, setup.loading.transform.size
+    total, new = _count(network.parameters()), setup.origin.new_parameters(network)
+    text = f"{setup.recipe.model}, {size} x {size} pixels, {total:,} parameters"
+    if not setup.origin.source or not new:
+        return text
+    prefixes = tuple(f"{name}." for name in attached_mechanisms(network))
+    mechanism = _count(p for name, p in new.items() if name.startswith(prefixes))
+    other = _count(new.values()) - mechanism
+    shares = {"the mechanism": mechanism, "the classifier": other}
+    listed = [f"{count:,} of {what}" if mechanism and other else what for what, count in shares.items() if count]
+    return f"{text}, {mechanism + other:,} new ({_listing(listed)})"
+
+
+def _weights(setup: TrainingSetup) -> str:
+    origin = setup.origin
+    if not origin.source:
+        return "none, all parameters are newly initialized"
+    head = ""
+    if origin.classes is not None:
+        head = f"; the classifier for {origin.classes} classes is replaced by a new one for {len(setup.task.classes)}"
+    elif setup.recipe.zero_head:
+        head = "; the classifier is reset to zeros"
+    return f"{origin.source}, {_plural(len(origin.loaded), 'tensor')} loaded{head}"
+
+
+def _learning_rates(setup: TrainingSetup) -> str:
+    recipe, lr = setup.recipe, setup.recipe.scaled_lr
+    if not setup.origin.source:
+        return f"{lr:g} ({recipe.optimizer})"
+    new = {id(p) for p in setup.origin.new_parameters(setup.network).values()}
+    groups = setup.optimizer.param_groups
+    scales = {
+        what: sorted({g.get("lr_scale", 1.0) for g in groups if any((id(p) in new) is is_new for p in g["params"])})
+        for what, is_new in (("loaded parameters", False), ("new ones", True))
+    }
+    rates = [f"{_range(lr, found)} for {what}" for what, found in scales.items() if found]
+    freeze = setup.freeze.steps
+    frozen = ""
+    if freeze:
+        until = "the whole run" if recipe.freeze_backbone else f"the first {_plural(int(freeze), 'step')}"
+        frozen = f"; only new parameters are trained for {until}"
+    return f"{_listing(rates)} ({recipe.optimizer}){frozen}"
+
+
+def _range(lr: float, scales: Sequence[float]) -> str:
+    ends = dict.fromkeys((f"{lr * scales[0]:.3g}", f"{lr * scales[-1]:.3g}"))
+    return " to ".join(ends)
+
+
+def _count(parameters: Any) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _listing(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def _plural(count: float, noun: str, nouns: str = "") -> str:
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun if count == 1 else nouns or f'{noun}s'}"
