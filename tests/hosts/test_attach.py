@@ -167,7 +167,7 @@ def test_bad_stages_say_what_is_wrong(stages, message):
 
 
 def test_bad_arguments_say_what_is_valid():
-    with pytest.raises(ValueError, match="unknown mechanism 'mrla', expected one of mrla_light, mrla_base, mla"):
+    with pytest.raises(ValueError, match=r"unknown mechanism 'mrla', did you mean mrla_light\?"):
         interlayer.attach(resnet(), "mrla")
     with pytest.raises(TypeError, match="mrla_base has no option 'memory', expected one of projection, value_conv"):
         interlayer.attach(resnet(), "mrla_base", memory=False)

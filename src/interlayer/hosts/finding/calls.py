@@ -57,7 +57,7 @@ def first_output(output: Any, first_input: Any) -> Any:
     """
     if not (isinstance(output, tuple) and output and isinstance(output[0], Tensor) and isinstance(first_input, Tensor)):
         return output
-    is_block = output[0].shape == first_input.shape and all(o is None or isinstance(o, Tensor) for o in output[1:])
+    is_block = len(output) <= 2 and output[0].shape == first_input.shape and isinstance(output[-1], Tensor | None)
     embeds = first_input.dim() == 4 and output[0].dim() == 3
     if is_block or (embeds and not any(isinstance(o, Tensor) for o in tree_leaves(output[1:]))):
         return output[0]
