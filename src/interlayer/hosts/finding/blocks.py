@@ -10,7 +10,6 @@ not searched for further blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -21,27 +20,15 @@ from .calls import Call, record_calls
 from .layout import Layout, grids_in
 from .patch_embedding import find_patch_embedding
 from .probe import AttachError, probe_image
+from .stages import Stage, StageList
 
 ISOTROPIC_STAGES = 3  # a network with a single output shape is split into three stages, like DeiT in the paper (B.1.1)
 
 Stages = Sequence[int] | Sequence[Sequence[str]]
 
 
-@dataclass
-class Stage:
-    """Consecutive blocks with the same output shape."""
-
-    blocks: list[Call]
-    layout: Layout
-    channels: int
-    names: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.names = [block.name for block in self.blocks]
-
-
-def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: int | Grid | None = None) -> list[Stage]:
-    """Find the stages of `model` by running an image through it.
+def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: int | Grid | None = None) -> StageList:
+    """Find the stages of `model` by running an image through it. The list that is returned is printed as a table.
 
     Args:
         model: any module that takes a batch of images.
@@ -54,8 +41,9 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     named = stages is not None and _are_names(stages)
     calls = record_calls(model, image)
     if named:
-        return [_describe(model, chain, size, calls) for chain in _named_chains(model, calls, stages)]  # type: ignore[arg-type]
-    found, reasons = [], []
+        chains = _named_chains(model, calls, stages)  # type: ignore[arg-type]
+        return StageList(_describe(model, chain, size, calls) for chain in chains)
+    found, reasons = StageList(), []
     for chain in _chains_of(calls):
         try:
             found.append(_describe(model, chain, size, calls))
@@ -78,7 +66,7 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
         chains = _cut_evenly(chains[0], ISOTROPIC_STAGES, _depth_before_pruning(model, chains[0]))
     else:
         return found
-    return [_describe(model, chain, size, calls) for chain in chains]
+    return StageList(_describe(model, chain, size, calls) for chain in chains)
 
 
 def find_chains(model: nn.Module, image_size: int | Grid | None = None) -> list[list[Call]]:
@@ -239,7 +227,7 @@ def _describe(model: nn.Module, chain: list[Call], image_size: Grid, calls: list
     block = chain[-1]
     shape = block.output.shape
     if block.output.dim() == 3:
-        return Stage(chain, _token_layout(model, block, calls), shape[-1])
+        return Stage(chain, _token_layout(model, block, calls), shape[-1], image_size)
     kind = "NCHW" if _fits(shape[2:4], image_size) else "NHWC"
     if kind == "NCHW" and _fits(shape[1:3], image_size):  # both fit: the weights determine the channels
         widths = {size for p in block.module.parameters() for size in p.shape}
@@ -248,7 +236,7 @@ def _describe(model: nn.Module, chain: list[Call], image_size: Grid, calls: list
         raise AttachError(
             f"{block.name} returns {tuple(shape[1:])}, which does not match the aspect ratio of the image {image_size}"
         )
-    return Stage(chain, Layout(kind), shape[1] if kind == "NCHW" else shape[3])  # type: ignore[arg-type]
+    return Stage(chain, Layout(kind), shape[1] if kind == "NCHW" else shape[3], image_size)  # type: ignore[arg-type]
 
 
 def _fits(grid: Sequence[int], image_size: Grid) -> bool:

@@ -11,10 +11,11 @@ from ...mechanisms.protocol import BlockMechanism, Place
 from ..block import AttachedBlock, add_entry, hold
 from ..carried import GridEmbedding, GridPassing, Passing, release_from
 from ..extending import extend, restore
-from ..finding.blocks import Stage, find_chains
+from ..finding.blocks import find_chains
 from ..finding.calls import Call
 from ..finding.layout import Layout
 from ..finding.probe import AttachError, match
+from ..finding.stages import Stage
 
 GRID_MIXINS = (GridPassing, GridEmbedding, Passing)
 

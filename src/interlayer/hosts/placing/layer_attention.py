@@ -23,9 +23,10 @@ from ...mechanisms.options import (
     values_of,
 )
 from ..carried import Grid
-from ..finding.blocks import Stage, Stages, find_stages
+from ..finding.blocks import Stages, find_stages
 from ..finding.calls import Call
 from ..finding.probe import AttachError
+from ..finding.stages import Stage
 from .blocks import place_in_stage
 
 KEY = "mrla"  # name of the submodule in a block, and prefix of its parameters
