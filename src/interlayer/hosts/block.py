@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..mechanisms.protocol import BlockMechanism, BlockValues, MemoryScope, Place
 from .carried import Carried, refuse_reentrant
-from .extending import Extended, extend, restore
+from .extending import Extended, extend, original_class, restore
 from .finding import components
 from .finding.layout import Layout
 from .finding.probe import AttachError
@@ -139,6 +139,9 @@ class AttachedBlock(Extended):
         return components.run_block(self, x, addition=addition, gate=gate if gates else None, weight=weight)
 
     def _run_original(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, nn.ModuleDict | nn.ModuleList):
+            kind = original_class(self).__name__
+            raise TypeError(f"{kind} runs every module that it holds, the mechanism among them, as one of its layers")
         if not isinstance(self, nn.Sequential):
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
         own = {entry.key for entry in self.interlayer_entries}
