@@ -45,7 +45,7 @@ def demo(
     with Console(stderr=True).status("measuring"):
         rows: list[tuple[str, list[float], str]] = [
             ("parameters", [count_parameters(model) for model in models], "{:,.0f}"),
-            ("FLOPs (G)", [count_flops(model) / 1e9 for model in models], "{:.3f}"),
+            ("FLOPs (G)", [count_flops(model, convention="torch") / 1e9 for model in models], "{:.3f}"),
             ("latency (ms)", [measure_inference(model, Setting(1, steps=15)) * 1e3 for model in models], "{:.1f}"),
         ]
     table = Table("", backbone, f"+ {mechanism}", "ratio", title="one image on the CPU")

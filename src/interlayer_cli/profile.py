@@ -24,7 +24,8 @@ def profile(
 ) -> None:
     """Measure parameters, FLOPs, memory of a training step and throughput, and their ratios to the plain backbone.
 
-    The plain backbones of the given models are measured in the same run.
+    The plain backbones of the given models are measured in the same run. FLOPs are multiply-adds, half of what torch's
+    counter gives: convolutions and all matrix products, those of attention included.
 
     Examples: `interlayer profile resnet50_mrla_light resnet50_mrla_base --batch-size 16`,
     `interlayer profile resnet50+mrla_light:channels_per_head=16`
@@ -67,7 +68,6 @@ def profile(
         text
         for text in (
             f"batch {batch_size}",
-            f"{image_size} pixels" if image_size else "",
             precision,
             "channels_last" if channels_last else "",
             "compiled" if compile_models else "",
@@ -75,15 +75,20 @@ def profile(
         )
         if text
     )
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console(width=None if Console().is_terminal else 160 + max(map(len, order)))
     console.print(_table(f"{where}; {how}", order, {name: plain_name(name) for name in order}, costs))
 
 
 def _table(title: str, order: list[str], plain_names: dict[str, str], costs: Any) -> Any:
     from rich.table import Table
 
-    table = Table(title=title, caption="in brackets: ratio to the plain backbone; memory: peak of a training step")
-    table.add_column("model")
+    table = Table(
+        title=title,
+        caption="in brackets: difference from and ratio to the plain backbone; GFLOPs: multiply-adds of convolutions "
+        "and of all matrix products for one image, those of attention included; memory: peak of a training step",
+    )
+    table.add_column("model", overflow="fold")
+    table.add_column("image", justify="right")
     for column in ("parameters", "GFLOPs", "memory", "training step", "training img/s", "inference img/s"):
         table.add_column(column, justify="right")
     for name in order:
@@ -92,10 +97,15 @@ def _table(title: str, order: list[str], plain_names: dict[str, str], costs: Any
         def ratio(get: Any, cost: Any = cost, plain: Any = plain) -> str:
             return "" if cost is plain else f" ({get(cost) / get(plain):.2f}x)"
 
+        def added(get: Any, form: str, cost: Any = cost, plain: Any = plain) -> str:
+            difference = form.format(get(cost) - get(plain))
+            return "" if cost is plain else f" ({difference}, {get(cost) / get(plain):.2f}x)"
+
         table.add_row(
             name,
-            f"{cost.parameters / 1e6:.2f}M" + ratio(lambda c: c.parameters),
-            f"{cost.flops / 1e9:.2f}" + ratio(lambda c: c.flops),
+            " x ".join(map(str, cost.image_size)),
+            f"{cost.parameters / 1e6:.2f}M" + added(lambda c: c.parameters / 1e6, "{:+.3f}M"),
+            f"{cost.flops / 1e9:.2f}" + added(lambda c: c.flops / 1e9, "{:+.3f}"),
             f"{cost.memory / 2**30:.2f} GiB" + ratio(lambda c: c.memory),
             f"{cost.train_seconds * 1e3:.1f} ms" + ratio(lambda c: c.train_seconds),
             f"{cost.train_throughput:.1f}" + ratio(lambda c: c.train_throughput),

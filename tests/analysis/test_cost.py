@@ -7,6 +7,7 @@ from torch import nn
 
 import interlayer  # noqa: F401
 from interlayer.analysis import Setting, count_flops, count_parameters, measure
+from interlayer.analysis.cost import count_flops_both_ways
 
 
 def test_paper_convention_by_hand():
@@ -34,6 +35,31 @@ def test_flops_of_the_papers_models(name, paper, torchs):
     assert count_flops(model) / 1e9 == pytest.approx(paper, abs=1e-3)
     if torchs:
         assert count_flops(model, convention="torch") / 1e9 == pytest.approx(torchs, abs=1e-3)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize(
+    ("name", "attention", "total"),
+    [
+        # q k^T and the product with v, over 12 layers of 197 tokens and 192 channels
+        ("deit_tiny_patch16_224", 12 * 2 * 197 * 197 * 192, 1.254),
+        ("halo_50", None, 4.763),
+        ("halonet50ts", None, 5.270),
+    ],
+)
+def test_the_products_of_attention_are_counted_fused_or_not(name, attention, total, device):
+    if device == "cpu" and attention is None:
+        pytest.skip("local attention has no fused kernel on the CPU; its shapes are those of meta tensors")
+    with torch.device(device):
+        model = timm.create_model(name)
+    by_layers, by_torch = count_flops_both_ways(model)
+    assert by_torch / 1e9 == pytest.approx(total, abs=1e-3)
+    if attention is not None:
+        assert by_torch - by_layers == attention
+        for module in model.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = False
+        assert count_flops_both_ways(model) == (by_layers, by_torch), "unfused attention has the same products"
 
 
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "swinv2_tiny_window8_256", "eva02_tiny_patch14_224"])
@@ -71,7 +97,8 @@ def test_measure_reports_progress_and_leaves_sensible_figures():
     assert told == ["counting", "warming up", "memory", "training step", "inference"]
     assert cost.train_seconds > cost.inference_seconds > 0
     assert cost.train_throughput == pytest.approx(2 / cost.train_seconds)
-    assert cost.flops == count_flops(timm.create_model("resnet10t", num_classes=5), 64)
+    assert cost.flops == count_flops(timm.create_model("resnet10t", num_classes=5), 64, convention="torch")
+    assert cost.image_size == (64, 64)
 
 
 def test_measure_in_low_precision_and_channels_last():

@@ -175,8 +175,16 @@ def test_profile():
     assert "Invalid value" in fails("profile", "resnet18", "--batch-size", "many")
     assert "unknown weights 'nonsense' of 'resnet18'" in fails("profile", "resnet18.nonsense")
     assert "could not be measured at 7 pixels" in fails("profile", "densenet121", "--image-size", 7)
-    result = run("profile", "vit_tiny_patch16_224", "--batch-size", 1, "--image-size", 64, "--steps", 1)
+    models = ("vit_tiny_patch16_224", "vit_tiny_patch16_224+mrla_light:channels_per_head=8")
+    result = run("profile", *models, "--batch-size", 1, "--image-size", 64, "--steps", 1)
     assert result.returncode == 0, result.stderr
+    plain, attached = [line for line in result.stdout.splitlines() if "64 x 64" in line]
+    assert "+mrla_light" in attached
+    assert "(+0." in attached, "what the mechanism adds"
+    assert "(+" not in plain
+    assert "did you mean mrla_light? Expected one of mrla_light," in fails("profile", "resnet18+mrla_lite")
+    options = fails("profile", "resnet18+mrla_light:chanels_per_head=8")
+    assert "did you mean channels_per_head? Expected one of channels_per_head," in options
 
 
 def test_demo(tmp_path):

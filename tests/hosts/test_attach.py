@@ -166,8 +166,18 @@ def test_bad_stages_say_what_is_wrong(stages, message):
     assert not list(attached_blocks(model))
 
 
+def test_stages_are_printed_as_a_table():
+    stages = find_stages(resnet(), image_size=64)
+    assert isinstance(stages, list)
+    lines = str(stages).splitlines()
+    assert lines[0].split() == ["stage", "blocks", "names", "channels", "resolution", "stride"]
+    assert len(lines) == 1 + len(stages)
+    assert lines[2].split() == ["1", "2", "layer2.0", "to", "layer2.1", "128", "8", "x", "8", "8"]
+    assert str(find_stages(vit(depth=2))).splitlines()[1].split()[-4:] == ["4", "x", "4", "16"]
+
+
 def test_bad_arguments_say_what_is_valid():
-    with pytest.raises(ValueError, match="unknown mechanism 'mrla', expected one of mrla_light, mrla_base, mla"):
+    with pytest.raises(ValueError, match=r"unknown mechanism 'mrla', did you mean mrla_light\?"):
         interlayer.attach(resnet(), "mrla")
     with pytest.raises(TypeError, match="mrla_base has no option 'memory', expected one of projection, value_conv"):
         interlayer.attach(resnet(), "mrla_base", memory=False)

@@ -49,6 +49,19 @@ def test_an_option_that_does_not_exist_is_refused_also_as_a_default(mechanism, o
         interlayer.attach(model, mechanism, **options)
 
 
+def test_a_misspelled_name_gets_the_nearest_one_and_then_all_others():
+    with pytest.raises(ValueError, match=r"unknown mechanism 'mrla_lite', did you mean mrla_light\?") as mechanism:
+        interlayer.attach(resnet(), "mrla_lite")
+    assert all(name in str(mechanism.value) for name in MECHANISMS)
+    with pytest.raises(
+        TypeError, match=r"did you mean channels_per_head\? Expected one of channels_per_head,"
+    ) as option:
+        interlayer.attach(resnet(), "mrla_light", chanels_per_head=8)
+    assert all(name in str(option.value) for name in options_of("mrla_light"))
+    with pytest.raises(ValueError, match="unknown mechanism 'xyz', expected one of mrla_light, mrla_base"):
+        interlayer.attach(resnet(), "xyz")
+
+
 @pytest.mark.parametrize("size", [[1], (64, 64, 3), "64", 0, -3, (64, 2.5), {"height": 64}, True])
 @pytest.mark.parametrize("mechanism", ["cb", "mrla_light", "eca"])
 def test_an_image_size_that_is_none_gets_a_sentence(mechanism, size):

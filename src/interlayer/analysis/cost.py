@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from ..hosts import evaluating, probe_image
 
@@ -53,7 +53,8 @@ def count_flops(
         convention: "paper" counts the multiply-adds of convolutions and linear layers, 2 for each element of a batch
             norm and 1 for each input element of a global average pool. Activations, elementwise operations and matrix
             products of attention are not counted. This reproduces the figures of the MRLA paper for ResNets.
-            "torch" is half the count of `torch.utils.flop_counter`: convolutions and all matrix products.
+            "torch" is half the count of `torch.utils.flop_counter`: convolutions and all matrix products, those of
+            attention included, fused or not.
     """
     paper, by_torch = count_flops_both_ways(model, image_size)
     return by_torch if convention == "torch" else paper
@@ -66,11 +67,22 @@ def count_flops_both_ways(model: nn.Module, image_size: int | tuple[int, int] | 
         evaluating(model),
         torch.no_grad(),
         _frozen(model),
-        FlopCounterMode(display=False) as counter,
+        FlopCounterMode(display=False, custom_mapping=_fused_attention_counts()) as counter,
         _PaperCounter() as paper,
     ):
         model(image)
     return paper.total, counter.get_total_flops() // 2
+
+
+def _fused_attention_counts() -> dict[Any, Any]:
+    """Returns the counts of fused attention on devices for which some versions of torch have none, such as the CPU."""
+    names = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
+    operators = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
+    return {operator: _attention_flops for operator in operators if operator not in flop_registry}
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return sdpa_flop_count(query, key, value)
 
 
 @contextmanager
@@ -137,11 +149,12 @@ class Cost:
     """Cost of one model in one setting."""
 
     parameters: int
-    flops: int
+    flops: int  # multiply-adds of convolutions and of all matrix products, those of attention included, for one image
     memory: int  # peak bytes allocated in a training step: weights, gradients, momentum, activations
     train_seconds: float  # median time of a training step
     inference_seconds: float  # median time of a forward pass in eval mode
     batch_size: int
+    image_size: tuple[int, int] = (0, 0)  # height and width
 
     @property
     def train_throughput(self) -> float:
@@ -160,7 +173,7 @@ def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] 
             f"gradients), got {setting.device} and {setting.precision}"
         )
     progress("counting")
-    flops = count_flops(model, setting.image_size)
+    flops = count_flops(model, setting.image_size, convention="torch")
     parameters = count_parameters(model)
     run, images, optimizer, train_step = _training(model, setting)
     progress("warming up")
@@ -172,7 +185,8 @@ def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] 
     train_seconds = _median_seconds(train_step, setting)
     progress("inference")
     inference_seconds = _time_inference(run, model, images, setting)
-    return Cost(parameters, flops, memory, train_seconds, inference_seconds, setting.batch_size)
+    size = (images.shape[-2], images.shape[-1])
+    return Cost(parameters, flops, memory, train_seconds, inference_seconds, setting.batch_size, size)
 
 
 def measure_memory(model: nn.Module, setting: Setting) -> int:

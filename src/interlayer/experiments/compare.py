@@ -239,7 +239,7 @@ def _static_cost(recipe: Recipe, classes: Sequence[str], processes: Processes) -
     device = processes.device
     network = build_network(task_of(recipe, classes))
     check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
-    flops = count_flops(network, recipe.image_size)
+    flops = count_flops(network, recipe.image_size, convention="torch")
     parameters = count_parameters(network)
     precision: Any = {"tf32": "float32"}.get(recipe.precision, recipe.precision)
     images = max(1, recipe.batch_size // (recipe.accumulate * processes.world_size))

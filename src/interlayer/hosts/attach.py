@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..mechanisms import MLA, MRLABase, MRLALight, MRLALinear
-from ..mechanisms.options import OptionDescription, describe, parse
+from ..mechanisms.options import OptionDescription, describe, parse, unknown
 from .block import AttachedBlock, remove_entries
 from .carried import AttachedModel, Grid
 from .extending import restore
@@ -227,7 +227,7 @@ def detach(model: nn.Module) -> nn.Module:
 
 def _row(mechanism: str) -> Mechanism:
     if mechanism not in list(MECHANISMS):
-        raise ValueError(f"unknown mechanism {mechanism!r}, expected one of {', '.join(MECHANISMS)}")
+        raise ValueError(unknown("mechanism", mechanism, MECHANISMS))
     return MECHANISMS[mechanism]
 
 

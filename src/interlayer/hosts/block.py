@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..mechanisms.protocol import BlockMechanism, BlockValues, MemoryScope, Place
-from .carried import Carried
-from .extending import Extended, extend, restore
+from .carried import Carried, refuse_reentrant
+from .extending import Extended, extend, original_class, restore
 from .finding import components
 from .finding.layout import Layout
 from .finding.probe import AttachError
@@ -75,6 +75,7 @@ class AttachedBlock(Extended):
     interlayer_passes_grid: bool = False
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_reentrant(self)
         memories, grid = {}, None
         if isinstance(x, Carried):
             x, memories, grid = x.x, dict(x.memories), x.grid
@@ -84,7 +85,7 @@ class AttachedBlock(Extended):
         for entry, mechanism in held:
             x, current[entry.key] = mechanism.enter(x, current[entry.key], entry.place)
 
-        values = self._run_body(x, args, kwargs, held, current)
+        values, others = self._run_body(x, args, kwargs, held, current)
         layout = self.interlayer_layout
         if layout is not None and any(mechanism.reads_map for _, mechanism in held):
             grid = layout.grid_of(values.output, grid, args, kwargs)
@@ -98,18 +99,26 @@ class AttachedBlock(Extended):
             else:
                 memories[entry.key] = memory
         keeps_grid = grid is not None and self.interlayer_passes_grid
-        return Carried(output, memories, grid) if memories or keeps_grid else output
+        result = Carried(output, memories, grid) if memories or keeps_grid else output
+        return result if others is None else (result, *others)
 
-    def _run_body(self, x: Tensor, args: Any, kwargs: Any, held: list[Held], current: dict[str, Any]) -> BlockValues:
-        """Run the block itself: component by component if a mechanism works inside it, otherwise unchanged."""
+    def _run_body(
+        self, x: Tensor, args: Any, kwargs: Any, held: list[Held], current: dict[str, Any]
+    ) -> tuple[BlockValues, tuple[Any, ...] | None]:
+        """Run the block itself: component by component if a mechanism works inside it, otherwise unchanged.
+
+        Returns its values, and the outputs after the first one if it returns a tuple.
+        """
         if any(entry.inside for entry, _ in held):
-            return self._run_components(x, held, current)
+            return self._run_components(x, held, current), None
         reads_shortcut = any(mechanism.reads_shortcut for _, mechanism in held)
         if reads_shortcut and components.projects(self):
-            return components.run_block(self, x)
-        output = self._run_original(x, *args, **kwargs)
+            return components.run_block(self, x), None
+        output, others = self._run_original(x, *args, **kwargs), None
+        if isinstance(output, tuple):
+            output, others = output[0], output[1:]
         fits = reads_shortcut and x.shape == output.shape
-        return BlockValues(x, output, x if fits else None)
+        return BlockValues(x, output, x if fits else None), others
 
     def _run_components(self, x: Tensor, held: list[Held], current: dict[str, Any]) -> BlockValues:
         """Run a residual block with the additions, gates and projections of its mechanisms."""
@@ -131,6 +140,9 @@ class AttachedBlock(Extended):
         return components.run_block(self, x, addition=addition, gate=gate if gates else None, weight=weight)
 
     def _run_original(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, nn.ModuleDict | nn.ModuleList):
+            kind = original_class(self).__name__
+            raise TypeError(f"{kind} runs every module that it holds, the mechanism among them, as one of its layers")
         if not isinstance(self, nn.Sequential):
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
         own = {entry.key for entry in self.interlayer_entries}

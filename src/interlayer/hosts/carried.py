@@ -7,8 +7,8 @@ so nothing is stored on a module: a stage can be run twice, checkpointed, compil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import wraps
+from collections.abc import Iterable, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from .extending import Extended, extend
 
 Grid = tuple[int, int]
+# Attributes of networks inside a network that return features of their own: those of timm and of transformers.
+FEATURE_NETWORK = ("forward_intermediates", "main_input_name")
 
 
 class Carried:
@@ -71,11 +73,28 @@ def release(value: Any) -> Any:
     """Returns `value` with every `Carried` in its lists, tuples and dicts replaced by its output."""
     if isinstance(value, Carried):
         return value.x
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(release(item) for item in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        released = [release(item) for item in value]
+        return value if _are_same(released, value) else type(value)(released)
     if isinstance(value, dict):
-        return type(value)((key, release(item)) for key, item in value.items())
+        by_key = {key: release(item) for key, item in value.items()}
+        return value if _are_same(by_key.values(), value.values()) else type(value)(by_key)  # type: ignore[call-arg]
     return value
+
+
+def _are_same(items: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(item is other for item, other in zip(items, others, strict=True))
+
+
+def refuse_reentrant(layer: Any, carried: str = "the memory of a stage") -> None:
+    """Raise an error if transformers runs this layer in a reentrant checkpoint, which sees only plain tensors."""
+    checkpointing = layer.training and getattr(layer, "gradient_checkpointing", False)
+    function = getattr(layer, "_gradient_checkpointing_func", None) if checkpointing else None
+    if isinstance(function, partial) and function.keywords.get("use_reentrant", True):
+        raise RuntimeError(
+            f"reentrant checkpoints do not carry {carried} and would lose gradients: call "
+            "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
+        )
 
 
 class Passing(Extended):
@@ -84,6 +103,7 @@ class Passing(Extended):
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Carried):
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        refuse_reentrant(self)
         return x.with_output(super().forward(x.x, *args, **kwargs))  # type: ignore[misc]
 
 
@@ -108,6 +128,33 @@ class GridPassing(Extended):
         return {"_pos_embed": _pos_embed}
 
 
+class GridEmbedding(Extended):
+    """A module that turns images into tokens by a convolution, and returns the grid with the tokens.
+
+    `finding/patch_embedding.py` finds such modules. The first convolution of the module reads the image.
+    """
+
+    def forward(self, image: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = super().forward(image, *args, **kwargs)  # type: ignore[misc]
+        grid = grid_after(first_convolution(self), image)  # type: ignore[arg-type]
+        return (Carried(result[0], {}, grid), *result[1:]) if isinstance(result, tuple) else Carried(result, {}, grid)
+
+
+def first_convolution(module: nn.Module) -> nn.Conv2d | None:
+    """Returns the first 2-D convolution among the submodules of a module, or None."""
+    return next((child for child in module.modules() if isinstance(child, nn.Conv2d)), None)
+
+
+def grid_after(convolution: nn.Conv2d, image: Tensor) -> Grid:
+    """Returns height and width of the output of a convolution."""
+    sides = []
+    for axis, size in enumerate(image.shape[-2:]):
+        kernel, stride = convolution.kernel_size[axis], convolution.stride[axis]
+        padding = convolution.padding[axis] if isinstance(convolution.padding, tuple) else 0
+        sides.append((size + 2 * padding - convolution.dilation[axis] * (kernel - 1) - 1) // stride + 1)
+    return sides[0], sides[1]
+
+
 class AttachedModel(Extended):
     """A network with attached blocks. It returns plain tensors, also from the middle of a stage.
 
@@ -115,6 +162,7 @@ class AttachedModel(Extended):
         interlayer_joining: names of the network's own mechanisms with a memory that is joined to its last features.
     """
 
+    class_prefix = ""  # transformers saves the name of the class with the weights
     interlayer_joining: tuple[str, ...] = ()
 
     @staticmethod
@@ -131,7 +179,7 @@ def release_from(model: nn.Module, blocks: Sequence[str]) -> None:
     """Make the network, and every submodule that returns features of these blocks, return plain tensors."""
     for name, module in list(model.named_modules()):
         runs_blocks = not name or any(block.startswith(f"{name}.") for block in blocks)
-        returns_features = not name or hasattr(module, "forward_intermediates")
+        returns_features = not name or any(hasattr(module, attribute) for attribute in FEATURE_NETWORK)
         if runs_blocks and returns_features:
             extend(module, AttachedModel)
 

@@ -18,6 +18,7 @@ class Extended:
 
     _mixin: type
     _extended: type
+    class_prefix = "Attached"  # of the name of the extended class, so that print(model) shows which modules changed
 
     @staticmethod
     def methods(base: Any) -> dict[str, Any]:
@@ -32,7 +33,10 @@ class Extended:
 @cache
 def _extended_class(mixin: Any, base: Any) -> Any:
     namespace = {"_mixin": mixin, "_extended": base, "__module__": base.__module__, "__doc__": base.__doc__}
-    return type(f"Attached{base.__name__}", (mixin, base), namespace | mixin.methods(base))
+    # The qualified name stays: transformers looks up by str(class) what a class can return.
+    namespace["__qualname__"] = base.__qualname__
+    name = f"{mixin.class_prefix}{base.__name__.removeprefix(mixin.class_prefix)}"
+    return type(name, (mixin, base), namespace | mixin.methods(base))
 
 
 def _new_extended(mixins: Sequence[type], base: type) -> Any:

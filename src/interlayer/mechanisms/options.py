@@ -8,7 +8,8 @@ their defaults and meaning.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 Reading = Literal["paper", "published"]
@@ -51,12 +52,30 @@ def parse(record: type[Record], owner: str, given: Mapping[str, Any]) -> Record:
     fields = {field.name: field for field in dataclasses.fields(record)}  # type: ignore[arg-type]
     for name, value in given.items():
         if name not in fields:
-            expected = f"expected one of {', '.join(fields)}" if fields else "it has none"
-            raise OptionError(f"{owner} has no option {name!r}, {expected}")
+            raise OptionError(f"{owner} has no option {name!r}" + (_suggestion(name, fields) or ", it has none"))
         check = fields[name].metadata.get("check")
         if check is not None and not (value is None and fields[name].default is None):
             check(name, value)
     return record(**given)
+
+
+def unknown(what: str, name: Any, valid: Iterable[str]) -> str:
+    """Returns the message for a name that is not valid. It lists the valid names, the nearest ones first.
+
+    >>> unknown("mechanism", "mrla_lite", ["cb", "mrla_light"])
+    "unknown mechanism 'mrla_lite', did you mean mrla_light? Expected one of mrla_light, cb"
+    """
+    return f"unknown {what} {name!r}" + _suggestion(str(name), valid)
+
+
+def _suggestion(name: str, valid: Iterable[str]) -> str:
+    names = list(valid)
+    if not names:
+        return ""
+    begins = [other for other in names if len(name) > 2 and other.startswith(name)]
+    near = [*begins, *difflib.get_close_matches(name, names, n=3, cutoff=0.6)]
+    listed = ", ".join(dict.fromkeys([*near, *names]))
+    return f", did you mean {near[0]}? Expected one of {listed}" if near else f", expected one of {listed}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,6 +107,8 @@ def build_network(
         check_name(backbone)
     except ValueError as error:
         raise ModelError(str(error)) from error
+    for mechanism, _ in mechanisms:
+        hosts.options_of(mechanism)  # an unknown mechanism is reported before the backbone is built
     options = dict(model_options or {})
     if drop_rate:
         options["drop_rate"] = drop_rate

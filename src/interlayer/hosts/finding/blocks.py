@@ -10,7 +10,6 @@ not searched for further blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -19,28 +18,17 @@ from torch import nn
 from ..carried import Grid
 from .calls import Call, record_calls
 from .layout import Layout, grids_in
+from .patch_embedding import find_patch_embedding
 from .probe import AttachError, probe_image
+from .stages import Stage, StageList
 
 ISOTROPIC_STAGES = 3  # a network with a single output shape is split into three stages, like DeiT in the paper (B.1.1)
 
 Stages = Sequence[int] | Sequence[Sequence[str]]
 
 
-@dataclass
-class Stage:
-    """Consecutive blocks with the same output shape."""
-
-    blocks: list[Call]
-    layout: Layout
-    channels: int
-    names: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.names = [block.name for block in self.blocks]
-
-
-def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: int | Grid | None = None) -> list[Stage]:
-    """Find the stages of `model` by running an image through it.
+def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: int | Grid | None = None) -> StageList:
+    """Find the stages of `model` by running an image through it. The list that is returned is printed as a table.
 
     Args:
         model: any module that takes a batch of images.
@@ -53,11 +41,12 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
     named = stages is not None and _are_names(stages)
     calls = record_calls(model, image)
     if named:
-        return [_describe(model, chain, size) for chain in _named_chains(model, calls, stages)]  # type: ignore[arg-type]
-    found, reasons = [], []
+        chains = _named_chains(model, calls, stages)  # type: ignore[arg-type]
+        return StageList(_describe(model, chain, size, calls) for chain in chains)
+    found, reasons = StageList(), []
     for chain in _chains_of(calls):
         try:
-            found.append(_describe(model, chain, size))
+            found.append(_describe(model, chain, size, calls))
         except AttachError as error:
             reasons.append(str(error))
     if not found:
@@ -77,7 +66,7 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
         chains = _cut_evenly(chains[0], ISOTROPIC_STAGES, _depth_before_pruning(model, chains[0]))
     else:
         return found
-    return [_describe(model, chain, size) for chain in chains]
+    return StageList(_describe(model, chain, size, calls) for chain in chains)
 
 
 def find_chains(model: nn.Module, image_size: int | Grid | None = None) -> list[list[Call]]:
@@ -92,6 +81,8 @@ def _chains_of(calls: list[Call]) -> list[list[Call]]:
 def _find_blocks(calls: list[Call], singles: bool = True) -> list[Call]:
     """Returns the calls of blocks, in the order in which they run. `singles` allows stages of one block."""
     candidates = [call for call in calls if call.input is not None and _is_block_like(call.module)]
+    kinds_of_candidates = [type(call.module) for call in candidates]
+    candidates = [c for c in candidates if not _is_embedding(c) or kinds_of_candidates.count(type(c.module)) > 1]
     scopes: dict[str, list[Call]] = {}
     names = {call.name for call in candidates}
     for call in candidates:
@@ -121,6 +112,12 @@ def _find_blocks(calls: list[Call], singles: bool = True) -> list[Call]:
 def _is_block_like(module: nn.Module) -> bool:
     weights = [p for p in module.parameters() if p.dim() > 1]
     return len(weights) >= 2 and any(True for _ in module.children())
+
+
+def _is_embedding(call: Call) -> bool:
+    """Whether a module reads the image of the network and holds position embeddings or other tokens."""
+    tokens = [p for p in call.module.parameters(recurse=False) if p.dim() >= 3]
+    return call.input is not None and call.input.dim() == 4 and (call.output.dim() == 3 or bool(tokens))
 
 
 def _scope(name: str, candidates: set[str]) -> str:
@@ -226,11 +223,11 @@ def _checked_chain(blocks: list[Call]) -> list[Call]:
     return blocks
 
 
-def _describe(model: nn.Module, chain: list[Call], image_size: Grid) -> Stage:
+def _describe(model: nn.Module, chain: list[Call], image_size: Grid, calls: list[Call]) -> Stage:
     block = chain[-1]
     shape = block.output.shape
     if block.output.dim() == 3:
-        return Stage(chain, _token_layout(model, block), shape[-1])
+        return Stage(chain, _token_layout(model, block, calls), shape[-1], image_size)
     kind = "NCHW" if _fits(shape[2:4], image_size) else "NHWC"
     if kind == "NCHW" and _fits(shape[1:3], image_size):  # both fit: the weights determine the channels
         widths = {size for p in block.module.parameters() for size in p.shape}
@@ -239,7 +236,7 @@ def _describe(model: nn.Module, chain: list[Call], image_size: Grid) -> Stage:
         raise AttachError(
             f"{block.name} returns {tuple(shape[1:])}, which does not match the aspect ratio of the image {image_size}"
         )
-    return Stage(chain, Layout(kind), shape[1] if kind == "NCHW" else shape[3])  # type: ignore[arg-type]
+    return Stage(chain, Layout(kind), shape[1] if kind == "NCHW" else shape[3], image_size)  # type: ignore[arg-type]
 
 
 def _fits(grid: Sequence[int], image_size: Grid) -> bool:
@@ -252,7 +249,15 @@ def _fits(grid: Sequence[int], image_size: Grid) -> bool:
     )
 
 
-def _token_layout(model: nn.Module, block: Call) -> Layout:
+def _first_input(calls: list[Call], block: Call) -> Any:
+    """Returns the input of the first block of the chain of similar blocks that ends with `block`."""
+    alike = {id(call.output): call for call in calls if type(call.module) is type(block.module)}
+    while block.input is not None and id(block.input) in alike and alike[id(block.input)] is not block:
+        block = alike[id(block.input)]
+    return block.input
+
+
+def _token_layout(model: nn.Module, block: Call, calls: list[Call]) -> Layout:
     tokens = block.output.shape[1]
     known = getattr(model, "num_prefix_tokens", None)
     for prefix in [known] if isinstance(known, int) else range(0, min(tokens, 8)):
@@ -264,6 +269,9 @@ def _token_layout(model: nn.Module, block: Call) -> Layout:
             prefix = tokens - grid[0] * grid[1]
             if prefix == known or (known is None and 0 <= prefix < 8):
                 return Layout("tokens", prefix, module)
+    embedding = find_patch_embedding(calls, _first_input(calls, block))
+    if embedding is not None and tokens == embedding.prefix + embedding.grid[0] * embedding.grid[1]:
+        return Layout("tokens", embedding.prefix, embedding=embedding)
     raise AttachError(
         f"{block.name} returns {tokens} tokens and nothing tells their grid: neither the block's arguments nor a patch "
         f"embedding of that many patches"

@@ -10,8 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from timm.layers import BatchNormAct2d
-from timm.models._efficientnet_blocks import DepthwiseSeparableConv, InvertedResidual
+from timm.layers import BatchNormAct2d, Conv2dSame
+from timm.models._efficientnet_blocks import (
+    ConvBnAct,
+    DepthwiseSeparableConv,
+    EdgeResidual,
+    InvertedResidual,
+    UniversalInvertedResidual,
+)
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
@@ -20,6 +26,17 @@ from ...mechanisms.protocol import BlockValues
 from ..extending import original_class
 
 Gate = Callable[[Tensor, list[Tensor]], Tensor]
+PLAIN_CONVOLUTIONS = (nn.Conv2d, Conv2dSame)
+# The components of the branch of timm's EfficientNet blocks, in order. The block adds its input if it has a skip.
+BRANCHES: dict[type, tuple[str, ...]] = {
+    InvertedResidual: (
+        "conv_s2d", "bn_s2d", "conv_pw", "bn1", "conv_dw", "bn2", "aa", "se", "conv_pwl", "bn3",
+    ),
+    DepthwiseSeparableConv: ("conv_s2d", "bn_s2d", "conv_dw", "bn1", "aa", "se", "conv_pw", "bn2"),
+    EdgeResidual: ("conv_exp", "bn1", "aa", "se", "conv_pwl", "bn2"),
+    UniversalInvertedResidual: ("dw_start", "pw_exp", "dw_mid", "se", "pw_proj", "dw_end", "layer_scale"),
+    ConvBnAct: ("conv", "bn1", "aa"),
+}  # fmt: skip
 
 
 class ComponentBlock(nn.Module):
@@ -56,20 +73,36 @@ def unsupported_reason(block: Any) -> str | None:
     if isinstance(block, ComponentBlock):
         return block.unsupported_reason
     if isinstance(block, (BasicBlock, Bottleneck)):
-        if not _runs_as_timms(block):
-            return f"{type(block).__name__} runs in another way than timm's ResNet blocks"
-        conv = block.conv1
-        return None if type(conv) is nn.Conv2d else f"its first convolution is a {type(conv).__name__}"
+        runs = _runs_as_timms(block)
+        return None if runs else f"{type(block).__name__} runs in another way than timm's ResNet blocks"
+    if original_class(block) in BRANCHES:
+        return None
+    return f"{type(block).__name__} is not a block whose branch is known"
+
+
+def state_unsupported_reason(block: Any) -> str | None:
+    """Returns the reason why a block cannot read a recurrent state, or None."""
+    if isinstance(block, (BasicBlock, Bottleneck)):
+        why = unsupported_reason(block)
+        plain = why is not None or type(block.conv1) in PLAIN_CONVOLUTIONS
+        return why if plain else f"its first convolution is a {type(block.conv1).__name__}"
     if isinstance(block, (InvertedResidual, DepthwiseSeparableConv)):
         if original_class(block) not in (InvertedResidual, DepthwiseSeparableConv):
             return f"{type(block).__name__} is not the block of MobileNetV2"
         if not isinstance(block.se, nn.Identity):
-            return f"its {type(block.se).__name__} would have to read the state too"
+            return (
+                f"its {type(block.se).__name__} would have to read the state too, because it lies between the "
+                f"depthwise convolution, with which the state enters, and the projection"
+            )
         convs = [getattr(block, name, None) for name in ("conv_pw", "conv_dw", "conv_pwl")]
-        plain = all(conv is None or type(conv) is nn.Conv2d for conv in convs)
+        plain = all(conv is None or type(conv) in PLAIN_CONVOLUTIONS for conv in convs)
         if block.conv_s2d is not None or not isinstance(block.aa, nn.Identity) or not plain:
             return "it is not the plain inverted residual of MobileNetV2"
         return None
+    if isinstance(block, ComponentBlock):
+        return block.unsupported_reason
+    if is_convolution(block):
+        return f"{type(block).__name__} is a convolution without a shortcut, past which no state is carried"
     return f"{type(block).__name__} is neither a block of timm's ResNets nor of its MobileNetV2s"
 
 
@@ -87,7 +120,19 @@ def branch_channels(block: Any) -> int:
         return block.conv3.out_channels
     if isinstance(block, BasicBlock):
         return block.conv2.out_channels
-    return (block.conv_pwl if isinstance(block, InvertedResidual) else block.conv_pw).out_channels
+    convolutions: list[Any] = [module for module in _branch(block) if hasattr(module, "out_channels")]
+    return convolutions[-1].out_channels
+
+
+def _branch(block: Any) -> list[nn.Module]:
+    """Returns the components of the branch of one of timm's EfficientNet blocks."""
+    components = [getattr(block, name) for name in BRANCHES[original_class(block)]]
+    return [module for module in components if module is not None]
+
+
+def is_convolution(block: Any) -> bool:
+    """Whether a block of timm's EfficientNets is a plain convolution without a shortcut."""
+    return original_class(block) is ConvBnAct and not block.has_skip
 
 
 def last_norm(block: BasicBlock | Bottleneck) -> Any:
@@ -138,7 +183,8 @@ def conv_like(conv: nn.Conv2d, in_channels: int, *, depthwise: bool = False) -> 
     out_channels, groups = (in_channels, in_channels) if depthwise else (conv.out_channels, 1)
     if conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.padding == (0, 0) and not depthwise:
         return Pointwise(in_channels, out_channels, 1, bias=False)
-    return nn.Conv2d(
+    convolution = Conv2dSame if isinstance(conv, Conv2dSame) else nn.Conv2d
+    return convolution(
         in_channels, out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, groups, bias=False  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -193,12 +239,11 @@ def _run_resnet_block(
 def _run_inverted_residual(
     block: Any, x: Tensor, addition: Tensor | None, gate: Gate | None, weight: Tensor | None
 ) -> BlockValues:
-    if isinstance(block, InvertedResidual):
-        inside = block.bn2(block.conv_dw(block.bn1(block.conv_pw(x))))
-        raw, norm = plus(block.conv_pwl(inside), addition), block.bn3
-    else:
-        inside = block.bn1(block.conv_dw(x))
-        raw, norm = plus(block.conv_pw(inside), addition), block.bn2
+    *first, norm = _branch(block)
+    raw = x
+    for module in first:
+        raw = module(raw)
+    raw = plus(raw, addition)
     shortcut = x if block.has_skip else None
     after = [] if isinstance(block.drop_path, nn.Identity) or not block.has_skip else [block.drop_path]
     if weight is not None and gate is None and not after and norm_unsupported_reason(norm) is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..carried import Grid
+from .patch_embedding import PatchEmbedding
 
 
 @dataclass
@@ -19,11 +20,13 @@ class Layout:
         kind: "NCHW", "NHWC", or "tokens" for [B, prefix + H W, C].
         prefix: number of tokens before the grid (class, distillation, register tokens).
         patch_embed: the module that defines the grid of the tokens, or None if the arguments of the block contain it.
+        embedding: the patch embedding from whose convolution the grid is known, if it is not one that states the grid.
     """
 
     kind: Literal["NCHW", "NHWC", "tokens"]
     prefix: int = 0
     patch_embed: nn.Module | None = None
+    embedding: PatchEmbedding | None = None
 
     def grid_of(
         self, output: Tensor, carried: Grid | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -40,7 +43,9 @@ class Layout:
             return None
         tokens = output.shape[1] - self.prefix
         grid: Any = carried
-        if grid is None and self.patch_embed is None:
+        if grid is None and self.embedding is not None:
+            grid = self.embedding.grid  # the block was not run after the embedding, which passes the grid on
+        elif grid is None and self.patch_embed is None:
             grid = next(grids_in((*args, *kwargs.values()), tokens), None)
         elif grid is None:
             grid = self.patch_embed.grid_size  # type: ignore[union-attr]

@@ -34,7 +34,7 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
     if first is None:
         raise AttachError(f"{type(model).__name__} has no weights")
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    channels, height, width = config.get("input_size", (3, 224, 224))
+    channels, height, width = config.get("input_size") or _configured_size(model)
     embed = next((m for m in model.modules() if getattr(m, "img_size", None) and hasattr(m, "grid_size")), None)
     if embed is not None:
         height, width = checked_size(embed.img_size)  # type: ignore[arg-type]
@@ -53,6 +53,16 @@ def probe_image(model: nn.Module, image_size: int | Grid | None = None) -> Tenso
             model(image_of(convolution.in_channels))
             channels = convolution.in_channels
     return image_of(channels)
+
+
+def _configured_size(model: nn.Module) -> tuple[int, int, int]:
+    """Returns channels, height and width of the images that the configuration of a transformers model states."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        size = getattr(config, "image_size", None)
+        if isinstance(size, int) or (isinstance(size, (list, tuple)) and len(size) == 2):
+            return (getattr(config, "num_channels", 3), *checked_size(size))
+    return 3, 224, 224
 
 
 def run_once(model: nn.Module, image_size: int | Grid | None = None) -> None:

@@ -9,27 +9,36 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 
 from .calls import Call
-from .components import ComponentBlock, unsupported_reason
+from .components import ComponentBlock, is_convolution, state_unsupported_reason, unsupported_reason
 from .probe import AttachError
 
 
-def residual_stages(model: nn.Module, calls: list[Call]) -> list[list[Call]]:
+def residual_stages(model: nn.Module, calls: list[Call], *, reads_state: bool = False) -> list[list[Call]]:
     """Returns the residual blocks by stage. The network must run only these blocks between its stem and its head.
+
+    Args:
+        model: the network.
+        calls: the calls of a forward pass, from `record_calls`.
+        reads_state: whether the blocks must be able to read a recurrent state.
 
     A stage of a ResNet is the container of its blocks. In other networks it consists of the blocks with branches of the
     same resolution.
     """
     name = type(model).__name__
-    blocks = [call for call in calls if unsupported_reason(call.module) is None]
+    why_not = state_unsupported_reason if reads_state else unsupported_reason
+    residual = [call for call in calls if not is_convolution(call.module)]
+    blocks = [call for call in residual if why_not(call.module) is None]
+    looked_at = calls if reads_state and blocks else residual
+    refused = [(call, why) for call in looked_at if _looks_residual(call.module) and (why := why_not(call.module))]
     if not blocks:
-        reasons = [why for call in calls if (why := _why_not(call.module))]
+        known = "MobileNetV2 blocks" if reads_state else "EfficientNet, MobileNet and MNASNet blocks"
         raise AttachError(
             f"{name} has no residual blocks that a mechanism can enter: "
-            + (reasons[0] if reasons else "they are neither timm's ResNet blocks nor its MobileNetV2 blocks")
+            + (refused[0][1] if refused else f"they are neither timm's ResNet blocks nor its {known}")
         )
-    for call in calls:
-        if why := _why_not(call.module):
-            raise AttachError(f"{name} has a block that a mechanism cannot enter, {call.name}: {why}")
+    if refused:
+        call, why = refused[0]
+        raise AttachError(f"{name} has a block that a mechanism cannot enter, {call.name}: {why}")
     for before, block in pairwise(blocks):
         if block.input is not before.output:
             raise AttachError(
@@ -48,8 +57,6 @@ def residual_stages(model: nn.Module, calls: list[Call]) -> list[list[Call]]:
     return stages
 
 
-def _why_not(module: nn.Module) -> str | None:
-    """Returns the reason why a module that looks like a residual block is not supported, or None."""
+def _looks_residual(module: nn.Module) -> bool:
     is_efficientnet = type(module).__module__.endswith("._efficientnet_blocks") and hasattr(module, "feature_info")
-    looks = is_efficientnet or isinstance(module, (BasicBlock, Bottleneck, ComponentBlock))
-    return unsupported_reason(module) if looks else None
+    return is_efficientnet or isinstance(module, (BasicBlock, Bottleneck, ComponentBlock))

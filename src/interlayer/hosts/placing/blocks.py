@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from ...mechanisms.protocol import BlockMechanism, Place
 from ..block import AttachedBlock, add_entry, hold
-from ..carried import GridPassing, Passing, release_from
+from ..carried import GridEmbedding, GridPassing, Passing, release_from
 from ..extending import extend, restore
-from ..finding.blocks import Stage, find_chains
+from ..finding.blocks import find_chains
 from ..finding.calls import Call
+from ..finding.layout import Layout
 from ..finding.probe import AttachError, match
+from ..finding.stages import Stage
+
+GRID_MIXINS = (GridPassing, GridEmbedding, Passing)
 
 
 def place_in_stage(
@@ -53,11 +57,9 @@ def let_grid_travel(model: nn.Module, image_size: Any) -> None:
     flight at the same time, and a block that is recomputed reads the grid of its own input.
     """
     readers = map_readers(model)
-    layouts = [block.interlayer_layout for block in readers.values()]
-    embeds = [layout.patch_embed for layout in layouts if layout is not None and layout.patch_embed is not None]
-    flexible = next((embed for embed in embeds if not getattr(embed, "strict_img_size", True)), None)
-    owner: Any = next((m for m in model.modules() if getattr(m, "patch_embed", None) is flexible), None)
-    if flexible is None or not hasattr(owner, "_pos_embed"):
+    layouts = [block.interlayer_layout for block in readers.values() if block.interlayer_layout is not None]
+    before = _grid_sources(model, layouts)
+    if not before:
         return
     chain = [block.module for blocks in find_chains(model, image_size) for block in blocks]
     inner = [name for name, module in readers.items() if module not in chain]
@@ -67,9 +69,22 @@ def let_grid_travel(model: nn.Module, image_size: Any) -> None:
             f"reach it: name blocks, or build the network without dynamic_img_size"
         )
     last = max(index for index, block in enumerate(chain) if block in readers.values())
+    carry_grid(before | dict.fromkeys(chain[:last], Passing))
+
+
+def _grid_sources(model: nn.Module, layouts: Sequence[Layout]) -> dict[nn.Module, type]:
+    """Returns the modules before the first block that pass the grid on, with their mixins. Empty if it need not be."""
+    embedding = next((layout.embedding for layout in layouts if layout.embedding is not None), None)
+    if embedding is not None:
+        return {embedding.module: GridEmbedding} | dict.fromkeys(embedding.passing, Passing)
+    embeds = [layout.patch_embed for layout in layouts if layout.patch_embed is not None]
+    flexible = next((embed for embed in embeds if not getattr(embed, "strict_img_size", True)), None)
+    owner: Any = next((m for m in model.modules() if getattr(m, "patch_embed", None) is flexible), None)
+    if flexible is None or not hasattr(owner, "_pos_embed"):
+        return {}
     before: list[Any] = [getattr(owner, name, None) for name in ("norm_pre", "patch_drop")]  # the first block
     before = [module for module in before if isinstance(module, nn.Module) and not isinstance(module, nn.Identity)]
-    carry_grid([owner, *before, *chain[:last]])
+    return {owner: GridPassing} | dict.fromkeys(before, Passing)
 
 
 def map_readers(model: nn.Module) -> dict[str, Any]:
@@ -82,30 +97,29 @@ def map_readers(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def grid_carriers(model: nn.Module) -> list[nn.Module]:
-    """Returns the modules that pass the grid of the tokens on."""
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, GridPassing | Passing) or getattr(module, "interlayer_passes_grid", False)
-    ]
+def grid_carriers(model: nn.Module) -> dict[nn.Module, type]:
+    """Returns the modules that pass the grid of the tokens on, with the mixin by which a module does so."""
+    found: dict[nn.Module, type] = {}
+    for module in model.modules():
+        for mixin in GRID_MIXINS:
+            if isinstance(module, mixin) or (mixin is Passing and getattr(module, "interlayer_passes_grid", False)):
+                found[module] = mixin
+    return found
 
 
-def carry_grid(modules: Sequence[nn.Module]) -> None:
+def carry_grid(modules: Mapping[nn.Module, type]) -> None:
     """Make these modules pass the grid of the tokens on."""
-    for module in modules:
-        if hasattr(module, "_pos_embed"):
-            extend(module, GridPassing)
-        elif isinstance(module, AttachedBlock):
+    for module, mixin in modules.items():
+        if isinstance(module, AttachedBlock):
             restore(module, Passing)  # type: ignore[arg-type]
             module.interlayer_passes_grid = True
         else:
-            extend(module, Passing)
+            extend(module, mixin)
 
 
 def stop_grid(model: nn.Module) -> None:
     """Undo `carry_grid` for all modules of a network."""
     for module in grid_carriers(model):
         module.__dict__.pop("interlayer_passes_grid", None)
-        for mixin in (GridPassing, Passing):
+        for mixin in GRID_MIXINS:
             restore(module, mixin)

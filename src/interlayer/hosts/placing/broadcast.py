@@ -20,11 +20,11 @@ from .vilt import KEY, BroadcastingOutput, Tokens, place_in_vilt, take_out_of_vi
 
 Where = Literal["end", "middle", "front", "attention", "both", "head", "wide_head", "extra_head"]
 HEADS = ("head", "wide_head", "extra_head")
-COMPONENTS = {  # components of a block, by their names in timm's transformers and mixers
+COMPONENTS = {  # components of a block, by their names in timm's transformers and mixers, and in transformers
     "end": ("mlp", "mlp_channels"),
     "front": ("mlp", "mlp_channels"),
     "middle": ("mlp.act", "mlp_channels.act"),
-    "attention": ("attn",),
+    "attention": ("attn", "attention"),
 }
 
 
@@ -136,10 +136,11 @@ def _widths(
 ) -> dict[nn.Module, int]:
     """Returns the output channels of each component, which must return the tokens of one image."""
     shapes: dict[nn.Module, tuple[int, ...]] = {}
-    handles = [
-        component.register_forward_hook(lambda module, args, output: shapes.__setitem__(module, tuple(output.shape)))
-        for component, _ in components
-    ]
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        shapes[module] = tuple((output[0] if isinstance(output, tuple) else output).shape)
+
+    handles = [component.register_forward_hook(record) for component, _ in components]
     try:
         run_once(model, image_size)
     finally:

@@ -48,7 +48,7 @@ def place_gates(model: nn.Module, options: GateOptions, *, kind: str, image_size
         place_shared(model, key, DIA(widths, init=options.init), stages)
         return
     if kind == "bridge" and not all(components.inner_channels(block.module) for stage in stages for block in stage):
-        raise AttachError(f"bridge attention joins the convolutions of a ResNet's block, {name} has none")
+        raise AttachError(f"bridge attention joins the convolutions of a ResNet's block, {name} has other blocks")
     for number, stage in enumerate(stages):
         for index, block in enumerate(stage):
             channels = components.branch_channels(block.module)

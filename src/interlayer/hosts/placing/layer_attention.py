@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from timm.layers import DropPath, LayerNorm2d
+from timm.layers import LayerNorm2d
 from torch import nn
 
 from ...mechanisms import LayerAttention
@@ -23,9 +23,10 @@ from ...mechanisms.options import (
     values_of,
 )
 from ..carried import Grid
-from ..finding.blocks import Stage, Stages, find_stages
+from ..finding.blocks import Stages, find_stages
 from ..finding.calls import Call
 from ..finding.probe import AttachError
+from ..finding.stages import Stage
 from .blocks import place_in_stage
 
 KEY = "mrla"  # name of the submodule in a block, and prefix of its parameters
@@ -185,4 +186,5 @@ def _norm_layer_for(model: nn.Module) -> Callable[[int], nn.Module]:
 
 
 def _drop_path_of(block: nn.Module) -> float:
-    return max((float(m.drop_prob or 0.0) for m in block.modules() if isinstance(m, DropPath)), default=0.0)
+    layers: list[Any] = [m for m in block.modules() if type(m).__name__.endswith("DropPath")]  # timm, transformers
+    return max((float(getattr(layer, "drop_prob", None) or 0.0) for layer in layers), default=0.0)

@@ -54,8 +54,8 @@ def place_local_attention(
     found = _convolutions(model, image_size)
     if not found:
         raise AttachError(
-            f"{name} has no 3x3 convolutions, with all channels in one group, in stages of blocks that local attention "
-            f"could replace"
+            f"{name} has no 3x3 convolutions that local attention could replace: with all channels in one group, in "
+            f"stages that its feature_info lists and that are sequences of blocks"
         )
     numbers = sorted({stage for stage, _, _, _ in found})
     if stages is not None:
@@ -124,8 +124,8 @@ def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple
             continue
         if conv.kernel_size == (3, 3) and conv.dilation != (1, 1):
             raise AttachError(
-                f"{call.name} of {type(model).__name__} is dilated, which local attention is not: build the network "
-                f"without output_stride"
+                f"{call.name} of {type(model).__name__} is dilated, which local attention is not (output_stride, if "
+                f"given, dilates convolutions: build the network without output_stride)"
             )
         plain = conv.kernel_size == (3, 3) and conv.groups == 1
         plain = plain and conv.stride in ((1, 1), (2, 2)) and conv.padding in ((1, 1), "same")

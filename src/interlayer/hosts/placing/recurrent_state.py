@@ -82,7 +82,7 @@ def place_recurrent_state(
     """Add a recurrent state to the residual blocks of a ResNet, a MobileNetV2 or a pre-activated network."""
     name = type(model).__name__
     calls = record_calls(model, probe_image(model, image_size))
-    stages = residual_stages(model, calls)
+    stages = residual_stages(model, calls, reads_state=True)
     blocks = [block.module for stage in stages for block in stage]
     preactivated = isinstance(blocks[0], ComponentBlock)
     inverted = not preactivated and not isinstance(blocks[0], (BasicBlock, Bottleneck))

@@ -9,7 +9,6 @@ on to the next, so that two batches can be in flight at the same time.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from ...mechanisms.broadcast import ContextBroadcast
 from ..block import hold
-from ..carried import Carried, release
+from ..carried import Carried, refuse_reentrant, release
 from ..extending import Extended, extend, restore
 from ..finding.probe import match
 
@@ -52,7 +51,7 @@ class CarryingLayer(Extended):
         if not isinstance(hidden_states, Carried):
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         layer: Any = self
-        _refuse_reentrant(layer)
+        refuse_reentrant(layer, "the chosen tokens")
         memories = hidden_states.memories
         attended = layer.attention(layer.layernorm_before(hidden_states.x), *args, **kwargs)
         joined = attended[0] + hidden_states.x
@@ -86,16 +85,6 @@ class PlainOutputs(Extended):
         if states is not None:
             result.hidden_states = release(states)
         return result
-
-
-def _refuse_reentrant(layer: Any) -> None:
-    checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
-    in_use = layer.training and getattr(layer, "gradient_checkpointing", False)
-    if in_use and isinstance(checkpoint, partial) and checkpoint.keywords.get("use_reentrant", True):
-        raise RuntimeError(
-            "reentrant checkpoints do not carry the chosen tokens and would lose gradients: call "
-            "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
-        )
 
 
 def place_in_vilt(vilt: Any, *, upper: bool, scaled: bool, tokens: Tokens) -> None:
