@@ -78,7 +78,9 @@ class Recipe:
     on_bad_image: Literal["fail", "skip"] = key_field(
         "fail", "stop at an image that cannot be read, or train without it"
     )
-    resident: Literal["auto", "yes", "no"] = key_field("auto", "keep the images on the device and augment them there")
+    resident: Literal["auto", "yes", "no"] = key_field(
+        "auto", "keep the images on the device and augment them there: up to 2 GiB if auto, half its free memory if yes"
+    )
     workers: int = key_field(4, "processes that load images that are not resident, at most one per core of the machine")
     mean: list[float] | None = key_field(
         None, "mean of the pixels of each channel, from 0 to 1; the model's default if null"

@@ -406,6 +406,16 @@ def test_small_sets_are_resident_and_others_are_loaded(small, digit_files):
         batches_of(small(crop="resized", resident="yes"))
 
 
+def test_resident_yes_keeps_larger_sets_while_memory_lasts(small, monkeypatch):
+    """A set above the automatic limit could not be kept on a device that has room for it, or would fill it up."""
+    monkeypatch.setattr("interlayer.training.data.batches.RESIDENT_BYTES", 1000)
+    assert isinstance(batches_of(small())[0], LoadedTrainBatches)
+    assert isinstance(batches_of(small(resident="yes"))[0], ResidentTrainBatches)
+    monkeypatch.setattr("interlayer.training.data.batches._free_bytes", lambda device: 2000)
+    with pytest.raises(TrainingError, match=r"they take .* GiB, and at most .* GiB are used"):
+        batches_of(small(resident="yes"))
+
+
 def test_a_batch_that_cannot_be_cut_is_refused(small):
     with pytest.raises(TrainingError, match="batch_size=2000 is more than the 1437 training images"):
         batches_of(small(batch_size=2000))

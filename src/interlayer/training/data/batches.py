@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import psutil
+import torch
+
 from ..files import TrainingError
-from ..recipe import Recipe
 from .base import EvalBatches, TrainBatches
 from .context import LoadingContext
 from .images import Images
@@ -19,8 +21,9 @@ from .workers import LoadedEvalBatches, LoadedTrainBatches
 EVAL_PIXELS = 2**20  # minimum number of pixels in an evaluation batch: 1024 images of 32 x 32
 
 
-def why_not_resident(images: Images | Stream, recipe: Recipe, size: int) -> str:
+def why_not_resident(images: Images | Stream, context: LoadingContext) -> str:
     """Returns why the images cannot be kept on the device and augmented there; empty if they can."""
+    recipe, size = context.recipe, context.transform.size
     if isinstance(images, Stream):
         return "they are a stream"
     if recipe.crop == "resized":
@@ -28,13 +31,19 @@ def why_not_resident(images: Images | Stream, recipe: Recipe, size: int) -> str:
     if recipe.auto_augment or recipe.color_jitter:
         return "auto_augment and color_jitter are done by workers"
     total = len(images) * 3 * size * size
-    return f"they take {total / 2**30:.1f} GiB" if total > RESIDENT_BYTES else ""
+    most = _free_bytes(context.device) // 2 if recipe.resident == "yes" else RESIDENT_BYTES
+    return f"they take {total / 2**30:.1f} GiB, and at most {most / 2**30:.1f} GiB are used" if total > most else ""
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Returns the free memory of a device in bytes."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def train_batches(images: Images | Stream, context: LoadingContext) -> TrainBatches:
     """Returns the training batches of a source."""
     recipe = context.recipe
-    why_not = why_not_resident(images, recipe, context.transform.size)
+    why_not = why_not_resident(images, context)
     if recipe.resident == "yes" and why_not:
         raise TrainingError(f"resident=yes: the images cannot be kept on the device, {why_not}")
     if isinstance(images, Stream):
