@@ -13,13 +13,12 @@ def photograph(model: nn.Module, path: Path | None = None) -> Tensor:
     """Loads an image file, or a sample photograph of matplotlib, with timm's transform for `model`: [1, 3, H, W]."""
     import timm
     from matplotlib import cbook
-    from PIL import Image
+
+    from interlayer.training.data.images import open_rgb
 
     config: dict[str, Any] = timm.data.resolve_model_data_config(model)
     if path is not None and not path.is_file():
         raise ValueError(f"{path}: no such file")
     file: Any = path or cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
-    with Image.open(file) as opened:
-        image = opened.convert("RGB")
-    tensor: Tensor = timm.data.create_transform(**config)(image)[None]
+    tensor: Tensor = timm.data.create_transform(**config)(open_rgb(file))[None]
     return tensor

@@ -7,14 +7,15 @@ skipped silently: each problem is recorded by name, and stops the run unless the
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from ..files import TrainingError
 
@@ -149,7 +150,36 @@ class Subset(Images):
         return self.images.target(int(self.indices[index]))
 
 
-def open_rgb(path: str | Path) -> Image.Image:
-    """Reads an image file completely, as RGB. Raises if it is not an image."""
-    with Image.open(path) as image:
-        return image.convert("RGB")
+def open_rgb(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
+    """Reads an image file completely, as `as_rgb` describes. Raises if it is not an image."""
+    with Image.open(file) as image:
+        return as_rgb(image)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Converts an image to RGB bytes, as an image viewer shows it. All sources and commands read images this way.
+
+    The rotation in the EXIF data is applied. Transparent pixels are shown on white. Of 16-bit pixels the high byte is
+    kept, as Pillow does for 16-bit RGB. Floating-point pixels are from 0 to 1, or from 0 to 255. Embedded color
+    profiles are not applied, as in timm.
+    """
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_as_bytes(np.asarray(image))).convert("RGB")
+    if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _as_bytes(pixels: np.ndarray) -> np.ndarray:
+    """Converts grayscale pixels [H, W] of more than 8 bits to bytes."""
+    low, high = pixels.min(), pixels.max()
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not (low >= 0 and high <= 255):  # also refuses NaN
+            raise ValueError(f"its floating-point pixels are from {low:g} to {high:g}, expected 0 to 1 or 0 to 255")
+        return np.rint(pixels * 255 if high <= 1 else pixels).astype(np.uint8)
+    if low < 0 or high >= 2**16:
+        raise ValueError(f"its pixels are 32-bit integers from {low} to {high}, expected at most 16 bits")
+    return (pixels >> 8).astype(np.uint8)
