@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from ..files import TrainingError
 
@@ -42,10 +42,15 @@ def label_outside(label: int, classes: int) -> str:
 
 
 class Problems:
-    """Images that cannot be used, with the reasons. Adding one raises unless the recipe allows them."""
+    """Images that cannot be used, with the reasons. Adding one raises unless the recipe allows them.
 
-    def __init__(self, on_bad_image: str) -> None:
-        self.allowed = on_bad_image == "skip"
+    Args:
+        on_bad_image: whether adding an image raises an error ("fail") or records it ("skip").
+        skip_option: the option that skips such images, for the message of the error.
+    """
+
+    def __init__(self, on_bad_image: str, *, skip_option: str = "on_bad_image=skip") -> None:
+        self.allowed, self.skip_option = on_bad_image == "skip", skip_option
         self.found: dict[str, str] = {}
 
     def add(self, found: dict[str, str]) -> None:
@@ -62,7 +67,7 @@ class Problems:
         count = f"{len(new)} images cannot be used; the first is {first}" if len(new) > 1 else f"{first} cannot be used"
         if not self.allowed:
             raise TrainingError(
-                f"{count}: {new[first]}; repair or remove it, or skip such images with on_bad_image=skip"
+                f"{count}: {new[first]}; repair or remove it, or skip such images with {self.skip_option}"
             )
         others = list(new)[1:SHOWN]
         logger.warning("%s: %s%s; skipped", count, new[first], f" (also {', '.join(others)})" if others else "")
@@ -164,7 +169,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
     profiles are not applied, as in timm.
     """
     image.load()
-    ImageOps.exif_transpose(image, in_place=True)
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
         return Image.fromarray(_as_bytes(np.asarray(image))).convert("RGB")
     if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
