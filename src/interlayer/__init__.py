@@ -4,12 +4,16 @@ Importing it registers the library's models with timm, so `timm.create_model("re
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from .analysis import layer_scores, plot_layer_scores
 from .hosts import AttachError, attach, detach
 from .mechanisms import resize_halo
 from .models import CheckpointError, convert_checkpoint, list_models, load_backbone, load_weights, save_weights
 from .ops import backend
+
+if TYPE_CHECKING:
+    from .experiments.trained import load_run
 
 try:
     __version__ = version("interlayer")
@@ -26,8 +30,18 @@ __all__ = [
     "layer_scores",
     "list_models",
     "load_backbone",
+    "load_run",
     "load_weights",
     "plot_layer_scores",
     "resize_halo",
     "save_weights",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `load_run` when it is first used, because `import interlayer` does not import training."""
+    if name == "load_run":
+        from .experiments.trained import load_run
+
+        return load_run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .train import DataName, Overrides, is_main_process
+from .display import is_main_process
+from .train import DataName, Overrides
 
 
 def compare(
@@ -61,7 +62,8 @@ def compare(
                 stop=stop, show=show, command=command_line(),
             )  # fmt: skip
     except Stopped as stopped:
-        typer.echo(f"{stopped}; checkpoints are saved, go on with: {command_to_resume(folder)}", err=True)
+        if is_main_process():
+            typer.echo(f"{stopped}; checkpoints are saved, go on with: {command_to_resume(folder)}", err=True)
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return

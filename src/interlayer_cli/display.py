@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 
+def is_main_process() -> bool:
+    """Whether this process has rank 0. It is known before torch is imported."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def command_line() -> str:
     """Returns the current command, for reproducing a run."""
     return shlex.join([*_program(), *sys.argv[1:]])
@@ -27,16 +32,13 @@ def _program() -> list[str]:
 
 
 def command_to_resume(folder: Path) -> str:
-    """Returns the command that resumes the run in `folder`."""
-    arguments = list(sys.argv[1:])
-    if "--output" not in " ".join(arguments):
-        arguments += ["--output", str(folder)]
-    return shlex.join([*_program(), *arguments, *([] if "--resume" in arguments else ["--resume"])])
+    """Returns the command that resumes the run or the comparison in `folder`."""
+    return shlex.join([*_program(), "resume", str(folder)])
 
 
 @contextmanager
 def showing(total_runs: int = 1, root: Path | None = None) -> Iterator[Any]:
-    """Yields a function that displays a `Progress`.
+    """Yields a function that displays a `Progress`. Of several processes, only rank 0 displays it.
 
     Args:
         total_runs: the number of runs.
@@ -44,6 +46,9 @@ def showing(total_runs: int = 1, root: Path | None = None) -> Iterator[Any]:
     """
     from rich.console import Console
 
+    if not is_main_process():
+        yield lambda progress: None
+        return
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(root)
@@ -166,10 +171,16 @@ def new_folder(name: str) -> Path:
 
 
 def log_to_stderr() -> None:
-    """Prints warnings of the library to stderr, one line each."""
+    """Prints warnings of the library to stderr, one line each.
+
+    Of several processes, rank 0 prints those that all of them log. The others print only what they alone know, which is
+    marked with the attribute ``only_this_rank``.
+    """
     import logging
 
     handler = logging.StreamHandler()
+    if not is_main_process():
+        handler.addFilter(lambda record: getattr(record, "only_this_rank", False))
     handler.setFormatter(logging.Formatter("interlayer: %(message)s"))
     logger = logging.getLogger("interlayer")
     if not logger.handlers:

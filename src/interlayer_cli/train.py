@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from .display import is_main_process
+
 RecipeName = Annotated[str, typer.Option(help="Name of a recipe (see `interlayer recipes`), or a .yaml file.")]
 DataName = Annotated[
     str | None, typer.Option(help="A folder of images or CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME.")
@@ -46,7 +48,8 @@ def train(
         with stop.listening(), showing() as show:
             summary = run(resolved, folder, show=show, resume=resume, stop=stop, command=command_line())
     except Stopped as stopped:
-        typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
+        if is_main_process():
+            typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return
@@ -57,10 +60,3 @@ def train(
     if summary["bad_images"]:
         typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
     typer.echo(f"report: {report}")
-
-
-def is_main_process() -> bool:
-    """Whether this process has rank 0."""
-    import os
-
-    return int(os.environ.get("RANK", "0")) == 0

@@ -25,6 +25,7 @@ from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
 from ..training.setup import build_network
 from ..training.summary import read_summary
+from .record import write_record
 from .statistics import Difference, paired_difference, spread, verdict
 from .trained import task_of
 from .turns import in_turns
@@ -166,6 +167,8 @@ def compare(
         show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
         costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), data.classes, processes)
     make_folder(folder)
+    if processes.is_main:
+        write_record(folder, recipe, names, seeds, together, command)
     together = _together(together, recipe, processes)
     for name in names:
         unfinished = []

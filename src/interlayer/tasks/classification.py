@@ -29,7 +29,7 @@ class Classification(Task):
     name = "classification"
     headline = Metric("accuracy", percent=True)
     train_metrics = (headline,)
-    eval_metrics = (headline, TOP5)
+    eval_metrics: tuple[Metric, ...] = (headline, TOP5)
 
     def __init__(self, values: Mapping[str, Any], classes: Sequence[str]) -> None:
         super().__init__(values, classes)

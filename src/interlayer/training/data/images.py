@@ -53,8 +53,12 @@ class Problems:
         self.allowed, self.skip_option = on_bad_image == "skip", skip_option
         self.found: dict[str, str] = {}
 
-    def add(self, found: dict[str, str]) -> None:
+    def add(self, found: dict[str, str], *, only_this_rank: bool = False) -> None:
         """Records images that cannot be used.
+
+        Args:
+            found: the reasons, by the names of the images.
+            only_this_rank: whether other ranks do not meet the same images, so that this rank must report them.
 
         Raises:
             TrainingError: if the recipe does not allow them.
@@ -70,11 +74,12 @@ class Problems:
                 f"{count}: {new[first]}; repair or remove it, or skip such images with {self.skip_option}"
             )
         others = list(new)[1:SHOWN]
-        logger.warning("%s: %s%s; skipped", count, new[first], f" (also {', '.join(others)})" if others else "")
+        also = f" (also {', '.join(others)})" if others else ""
+        logger.warning("%s: %s%s; skipped", count, new[first], also, extra={"only_this_rank": only_this_rank})
 
     def add_unusable(self, unusable: Sequence[Unusable]) -> None:
         """Records the images of a batch that cannot be used. See `add`."""
-        self.add({image.name: image.reason for image in unusable})
+        self.add({image.name: image.reason for image in unusable}, only_this_rank=True)
 
 
 class Images(ABC):
