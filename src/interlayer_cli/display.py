@@ -110,13 +110,11 @@ class _Bars:
         self.shown[progress.folder] = now
         if not known:
             self.tasks[progress.folder] = self.bars.add_task("", total=None, text="")
-        epoch = (
-            ""
-            if progress.what.startswith(("loading", "measuring"))
-            else f" epoch {progress.epoch + 1}/{progress.epochs}"
-        )
+        name = _name(progress, self.root)
+        has_epochs = name != progress.what and not progress.what.startswith(("loading", "measuring"))
+        epoch = f" epoch {progress.epoch + 1}/{progress.epochs}" if has_epochs else ""
         texts = [
-            progress.what,
+            progress.what if name != progress.what else "",
             _number(progress.images_per_second, "{:,.0f} images/s"),
             _number(progress.loss, "loss {:.3f}"),
             *_metrics(progress, short=True),
@@ -124,7 +122,7 @@ class _Bars:
         ]
         self.bars.update(
             self.tasks[progress.folder],
-            description=_name(progress, self.root) + epoch,
+            description=name + epoch,
             completed=progress.step,
             total=progress.steps or None,
             text="  ".join(text for text in texts if text),

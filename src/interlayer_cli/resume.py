@@ -30,6 +30,8 @@ def resume(
         if key not in MACHINE_KEYS:
             raise ValueError(f"{key} cannot change when a run is resumed, only {', '.join(sorted(MACHINE_KEYS))}")
     is_comparison = (folder / RECORD_FILE).is_file()
+    if not is_comparison and any(folder.glob("*/seed*/recipe.yaml")):
+        raise ValueError(f"{folder} holds a comparison without {RECORD_FILE}: repeat its command with --resume")
     if not is_comparison and not (folder / "recipe.yaml").is_file():
         raise ValueError(f"{folder} holds no run and no comparison: expected the folder that was printed at the start")
     if (folder / ("comparison.json" if is_comparison else "summary.json")).is_file():

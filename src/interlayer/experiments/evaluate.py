@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from ..tasks import Scores, Task
 from ..training import Progress, Recipe, TrainingError
@@ -25,7 +26,6 @@ from ..training.data.image_folders import named_split
 from ..training.evaluation import evaluate_batches
 from .trained import LoadedNetwork, task_of
 
-SHOWN_BATCH = 64  # number of images per step of the progress bar
 logger = logging.getLogger(__name__)
 
 
@@ -105,12 +105,23 @@ def _task(trained: LoadedNetwork, opened: Data) -> Task:
     return task_of(trained.recipe, opened.classes)
 
 
+class _CountedBatches(EvalBatches):
+    """Batches that count the images that were read, for the progress bar."""
+
+    def __init__(self, batches: EvalBatches) -> None:
+        self.batches, self.count, self.done = batches, batches.count, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for pixels, targets, places in self.batches:
+            self.done = min(self.count, self.done + len(places))  # the last batch is padded
+            yield pixels, targets, places
+
+
 def _scores(trained: LoadedNetwork, task: Task, batches: EvalBatches, show: Callable[[Progress], None]) -> Scores:
-    scores = None
-    steps = math.ceil(batches.count / SHOWN_BATCH)
+    scores, counted = None, _CountedBatches(batches)
     normalize = trained.batch_transform.normalize
-    evaluation = evaluate_batches(task, trained.network, batches, normalize=normalize, records=True)
-    for done, scores in enumerate(evaluation):  # noqa: B007  the scores come last
-        show(Progress(Path("evaluating"), "evaluating", 0, 1, done, steps))
+    evaluation = evaluate_batches(task, trained.network, counted, normalize=normalize, records=True)
+    for scores in evaluation:  # noqa: B007  the scores come last
+        show(Progress(Path("evaluating"), "evaluating", 0, 1, counted.done, counted.count))
     assert scores is not None, "evaluate_batches yields the scores last"
     return scores
