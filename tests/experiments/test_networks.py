@@ -169,6 +169,8 @@ def test_the_transform_of_a_run_can_be_changed_and_its_network_cannot(run_folder
     assert load_network(str(run_folder), ["image_size=16", "device=cpu"]).transform.size == 16
     with pytest.raises(TrainingError, match="model_options has no effect here"):
         load_network(str(run_folder), ["model_options.blocks=2"])
+    with pytest.raises(TrainingError, match="device must be cpu or cuda, got 'gpu'"):
+        load_network(str(run_folder), ["device=gpu"])
     with pytest.raises(RecipeError, match="did you mean 'crop_pct'"):
         load_network(str(run_folder), ["crop_pc=1"])
 

@@ -17,6 +17,7 @@ from ..tasks import FinishedRun, Task, make_task
 from ..training import Recipe, TrainingError, load_recipe
 from ..training.data import BatchTransform, ClassNames, ImageTransform
 from ..training.evaluation import RECORDS_FILE
+from ..training.processes import check_device
 from ..training.recipe import read_recipe
 from ..training.setup import build_network
 from ..training.summary import read_summary
@@ -67,6 +68,7 @@ class LoadedNetwork:
         summary: Mapping[str, Any] | None = None,
     ) -> None:
         self.recipe, self.task, self.transform, self.class_names = recipe, task, transform, class_names
+        check_device(recipe)
         self.summary = dict(summary or {})
         self.device = device or torch.device(recipe.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network = network.to(self.device).eval()

@@ -77,7 +77,9 @@ def open_data_to_evaluate(recipe: Recipe, classes: ClassNames, split: str | None
     if images is None:
         raise TrainingError(f"{recipe.data} has no {split} split")
     found = list(images.classes)
-    if len(classes) and isinstance(images, Images) and found != classes.names[: len(found)]:
+    labels = classes.match(found)
+    in_order = [labels.get(name) for name in found] == list(range(len(found)))
+    if len(classes) and isinstance(images, Images) and not in_order:
         raise TrainingError(
             f"{recipe.data} has other classes than the network: {shortened(found)} instead of "
             f"{shortened(classes.names)}"
