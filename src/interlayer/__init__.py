@@ -3,6 +3,7 @@
 Importing it registers the library's models with timm, so `timm.create_model("resnet50_mrla_light")` works.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from .ops import backend
 
 if TYPE_CHECKING:
     from .experiments.trained import load_run
+
+_LAZY = {  # imported when they are first used, because they import the trainer
+    "load_run": ".experiments.trained",
+}
 
 try:
     __version__ = version("interlayer")
@@ -39,9 +44,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `load_run` when it is first used, because `import interlayer` does not import training."""
-    if name == "load_run":
-        from .experiments.trained import load_run
-
-        return load_run
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .display import is_main_process
-from .train import DataName, Overrides
+from .train import DataName, Overrides, is_main_process
 
 
 def compare(

@@ -12,10 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
-def is_main_process() -> bool:
-    """Whether this process has rank 0. It is known before torch is imported."""
-    return int(os.environ.get("RANK", "0")) == 0
+from .train import is_main_process
 
 
 def command_line() -> str:

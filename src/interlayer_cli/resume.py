@@ -22,8 +22,7 @@ def resume(
     from interlayer.experiments.record import RECORD_FILE
     from interlayer.training.run_folder import MACHINE_KEYS
 
-    from .display import is_main_process
-    from .train import train
+    from .train import is_main_process, train
 
     for override in overrides or []:
         key = override.partition("=")[0]

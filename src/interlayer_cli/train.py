@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from .display import is_main_process
-
 RecipeName = Annotated[str, typer.Option(help="Name of a recipe (see `interlayer recipes`), or a .yaml file.")]
 DataName = Annotated[
     str | None, typer.Option(help="A folder of images or CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME.")
@@ -60,3 +58,10 @@ def train(
     if summary["bad_images"]:
         typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
     typer.echo(f"report: {report}")
+
+
+def is_main_process() -> bool:
+    """Whether this process has rank 0."""
+    import os
+
+    return int(os.environ.get("RANK", "0")) == 0

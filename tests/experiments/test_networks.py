@@ -131,6 +131,13 @@ def test_a_head_of_other_classes_takes_the_names_of_the_data(tmp_path, photograp
         evaluate(loaded, str(tmp_path / "two"))
 
 
+def test_names_in_the_configuration_of_a_model_are_its_classes(tmp_path):
+    """Models that were saved for the Hugging Face Hub list the names of their classes."""
+    _, path = weights_of(tmp_path, classes=3)
+    names = "model_options.pretrained_cfg_overlay.label_names=[bird,cat,dog]"
+    assert PretrainedNetwork(MODEL, [f"weights={path}", names, *CPU]).classes == ["bird", "cat", "dog"]
+
+
 # Runs
 
 

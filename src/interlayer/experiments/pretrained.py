@@ -30,6 +30,7 @@ from .trained import (
     task_of,
 )
 
+STORED = ("hf-hub:", "hf_hub:", "local-dir:")  # timm's prefixes of stored models, which have their own weights
 MODEL_KEYS = ("weights", "pretrained", "model_options", "attach_options")
 logger = logging.getLogger(__name__)
 
@@ -50,13 +51,15 @@ class PretrainedNetwork(LoadedNetwork):
 
     def __init__(self, model: str, overrides: Sequence[str] = (), *, device: torch.device | None = None) -> None:
         recipe = load_recipe("default", overrides, model=model)
+        if model.startswith(STORED) and not recipe.weights:
+            recipe = recipe.replace(pretrained=True)
         given = check_overrides(overrides, (*MODEL_KEYS, *TRANSFORM_KEYS, *LOADING_KEYS))
         if not recipe.pretrained and not recipe.weights:
             raise TrainingError(
                 f"{model} has no trained weights: give weights=FILE, or pretrained=true for those that timm provides"
             )
         network = _build(recipe)
-        class_names = ClassNames.imagenet(network)
+        class_names = _class_names(network)
         names = class_names.names if class_names else [str(label) for label in range(_num_classes(network))]
         config = timm.data.resolve_model_data_config(network)
         transform = ImageTransform(
@@ -84,7 +87,8 @@ def load_network(name: str, overrides: Sequence[str] = (), *, weights: Path | No
         others = [text for text in overrides if not text.startswith("weights=")]
         return TrainedNetwork(folder, weights or (Path(files[-1]) if files else None), overrides=others)
     try:
-        check_name(split_name(name)[0])
+        if not name.startswith(STORED):
+            check_name(split_name(name)[0])
     except ValueError as error:
         raise TrainingError(f"{name}: no such folder of a run, and {error}") from error
     return PretrainedNetwork(name, [*overrides, *([f"weights={weights}"] if weights else [])])
@@ -116,6 +120,13 @@ def _classes_in(path: str, network: nn.Module) -> int:
     if missing or not head:
         raise TrainingError(f"{path} holds no classifier for this network: {', '.join(missing) or 'it has none'}")
     return len(tensors[head[0]])
+
+
+def _class_names(network: nn.Module) -> ClassNames | None:
+    """Returns the names of the classes that the configuration of the network lists, or those of ImageNet."""
+    listed = getattr(network, "pretrained_cfg", {}).get("label_names") or []
+    names = [str(name) for name in (listed.values() if isinstance(listed, dict) else listed)]
+    return ClassNames(names) if len(names) == _num_classes(network) > 0 else ClassNames.imagenet(network)
 
 
 def _num_classes(network: nn.Module) -> int:
