@@ -8,8 +8,9 @@ import pytest
 import torch
 from digit_images import save_digits
 from PIL import Image
+from timm.data import create_transform
 
-from interlayer.training.data import open_data
+from interlayer.training.data import ImageTransform, open_data
 from interlayer.training.data.images import as_rgb, open_rgb
 
 ORIENTATION = 0x0112  # the tag of the rotation in EXIF data
@@ -145,3 +146,12 @@ def test_resident_images_and_workers_read_an_image_equally(small, tmp_path, hard
         pixels = next(iter(batches))[0][0]
         assert data.test.name(0).endswith("0.png")
         assert torch.equal(pixels, torch.as_tensor(expected[:, 2:10]).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("crop_mode", ["center", "border", "squash"])
+def test_the_transform_of_one_image_is_timms(crop_mode):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.2)
+    ours = ImageTransform(24, mean, std, "bicubic", 0.8, crop_mode)(Image.fromarray(pixels))
+    theirs = create_transform(24, mean=mean, std=std, interpolation="bicubic", crop_pct=0.8, crop_mode=crop_mode)
+    torch.testing.assert_close(ours, theirs(Image.fromarray(pixels)), rtol=1e-4, atol=1e-5)
