@@ -3,13 +3,22 @@
 Importing it registers the library's models with timm, so `timm.create_model("resnet50_mrla_light")` works.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from .analysis import Contribution, contribution, layer_scores, plot_layer_scores
 from .hosts import AttachError, attach, detach, switched_off
 from .mechanisms import resize_halo
 from .models import CheckpointError, convert_checkpoint, list_models, load_backbone, load_weights, save_weights
 from .ops import backend
+
+if TYPE_CHECKING:
+    from .experiments.trained import load_run
+
+_LAZY = {  # imported when they are first used, because they import the trainer
+    "load_run": ".experiments.trained",
+}
 
 try:
     __version__ = version("interlayer")
@@ -28,9 +37,16 @@ __all__ = [
     "layer_scores",
     "list_models",
     "load_backbone",
+    "load_run",
     "load_weights",
     "plot_layer_scores",
     "resize_halo",
     "save_weights",
     "switched_off",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

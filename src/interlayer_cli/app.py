@@ -3,11 +3,26 @@
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import compare, convert, demo, evaluate, mechanisms, models, plot, predict, profile, recipes, tables, train
+from . import (
+    compare,
+    convert,
+    demo,
+    evaluate,
+    mechanisms,
+    models,
+    plot,
+    predict,
+    profile,
+    recipes,
+    resume,
+    tables,
+    train,
+)
 
 app = typer.Typer(
     name="interlayer",
@@ -20,6 +35,7 @@ app = typer.Typer(
 COMMANDS = (
     train.train,
     compare.compare,
+    resume.resume,
     evaluate.evaluate,
     predict.predict,
     recipes.recipes,
@@ -68,6 +84,8 @@ def main() -> None:
         _fail(_one_line(str(error)), 2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's errors have this method; any other exception is a bug
+            if _another_rank_failed():  # often only because the connection to that rank was lost
+                sys.exit(1)
             raise
         _fail(_one_line(train.key_advice(error) or error.format_message()), 2)
     sys.exit(code if isinstance(code, int) else 0)
@@ -78,5 +96,24 @@ def _one_line(message: str) -> str:
 
 
 def _fail(message: str, code: int) -> None:
-    typer.echo(f"interlayer: {message}", err=True)
+    """Prints the message and exits. Of several processes, the first one that fails prints its message."""
+    if not _another_rank_failed():
+        typer.echo(f"interlayer: {message}", err=True)
     sys.exit(code)
+
+
+def _another_rank_failed() -> bool:
+    """Whether another process of this torchrun has called this function before, because it failed.
+
+    torchrun gives each process the path of an error file. Their common folder belongs to this run alone.
+    """
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not error_file:
+        return False
+    try:
+        os.close(os.open(Path(error_file).parents[1] / "interlayer_failed", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return False

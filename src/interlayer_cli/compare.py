@@ -61,7 +61,8 @@ def compare(
                 stop=stop, show=show, on_start=opening_lines(), command=command_line(),
             )  # fmt: skip
     except Stopped as stopped:
-        typer.echo(f"{stopped}; checkpoints are saved, go on with: {command_to_resume(folder)}", err=True)
+        if is_main_process():
+            typer.echo(f"{stopped}; checkpoints are saved, go on with: {command_to_resume(folder)}", err=True)
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return

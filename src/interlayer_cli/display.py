@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .train import is_main_process
+
 
 def command_line() -> str:
     """Returns the current command, for reproducing a run."""
@@ -27,16 +29,13 @@ def _program() -> list[str]:
 
 
 def command_to_resume(folder: Path) -> str:
-    """Returns the command that resumes the run in `folder`."""
-    arguments = list(sys.argv[1:])
-    if "--output" not in " ".join(arguments):
-        arguments += ["--output", str(folder)]
-    return shlex.join([*_program(), *arguments, *([] if "--resume" in arguments else ["--resume"])])
+    """Returns the command that resumes the run or the comparison in `folder`."""
+    return shlex.join([*_program(), "resume", str(folder)])
 
 
 @contextmanager
 def showing(total_runs: int = 1, root: Path | None = None) -> Iterator[Any]:
-    """Yields a function that displays a `Progress`.
+    """Yields a function that displays a `Progress`. Of several processes, only rank 0 displays it.
 
     Args:
         total_runs: the number of runs.
@@ -44,6 +43,9 @@ def showing(total_runs: int = 1, root: Path | None = None) -> Iterator[Any]:
     """
     from rich.console import Console
 
+    if not is_main_process():
+        yield lambda progress: None
+        return
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(root)
@@ -105,13 +107,11 @@ class _Bars:
         self.shown[progress.folder] = now
         if not known:
             self.tasks[progress.folder] = self.bars.add_task("", total=None, text="")
-        epoch = (
-            ""
-            if progress.what.startswith(("loading", "measuring"))
-            else f" epoch {progress.epoch + 1}/{progress.epochs}"
-        )
+        name = _name(progress, self.root)
+        has_epochs = name != progress.what and not progress.what.startswith(("loading", "measuring"))
+        epoch = f" epoch {progress.epoch + 1}/{progress.epochs}" if has_epochs else ""
         texts = [
-            progress.what,
+            progress.what if name != progress.what else "",
             _number(progress.images_per_second, "{:,.0f} images/s"),
             _number(progress.loss, "loss {:.3f}"),
             *_metrics(progress, short=True),
@@ -119,7 +119,7 @@ class _Bars:
         ]
         self.bars.update(
             self.tasks[progress.folder],
-            description=_name(progress, self.root) + epoch,
+            description=name + epoch,
             completed=progress.step,
             total=progress.steps or None,
             text="  ".join(text for text in texts if text),
@@ -166,10 +166,16 @@ def new_folder(name: str) -> Path:
 
 
 def log_to_stderr() -> None:
-    """Prints warnings of the library to stderr, one line each."""
+    """Prints warnings of the library to stderr, one line each.
+
+    Of several processes, rank 0 prints those that all of them log. The others print only what they alone know, which is
+    marked with the attribute ``only_this_rank``.
+    """
     import logging
 
     handler = logging.StreamHandler()
+    if not is_main_process():
+        handler.addFilter(lambda record: getattr(record, "only_this_rank", False))
     handler.setFormatter(logging.Formatter("interlayer: %(message)s"))
     logger = logging.getLogger("interlayer")
     if not logger.handlers:

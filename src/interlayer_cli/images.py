@@ -22,10 +22,9 @@ def photograph(model: nn.Module, path: Path | None = None) -> Tensor:
 def transformed(path: Path, transform: Any) -> Tensor:
     """Loads an image file and transforms it to a batch of one image, [1, 3, H, W]."""
     import torch
-    from PIL import Image
+
+    from interlayer.training.data.images import open_rgb
 
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    with Image.open(path) as opened:
-        image = opened.convert("RGB")
-    return torch.as_tensor(transform(image))[None]
+    return torch.as_tensor(transform(open_rgb(path)))[None]

@@ -50,7 +50,8 @@ def train(
                 resolved, folder, show=show, resume=resume, stop=stop, on_start=opening_lines(), command=command_line()
             )
     except Stopped as stopped:
-        typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
+        if is_main_process():
+            typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return

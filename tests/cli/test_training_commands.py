@@ -2,13 +2,17 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
+import safetensors.torch
+import timm
 from command_line import fails, run
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from interlayer.training.data import ClassNames
 from interlayer.training.recipe import list_recipes, read_recipe
 
 TINY = ["model_options.blocks=1", "model_options.widths=[8,8,16]", "image_size=8", "batch_size=128", "epochs=2"]
@@ -138,7 +142,9 @@ def test_predict_files_and_folders(trained, pictures):
 def test_predict_names_what_it_cannot_read(trained, pictures, tmp_path):
     folder, _ = trained
     (tmp_path / "bad.jpg").write_bytes(b"not an image")
-    assert "bad.jpg cannot be used" in fails("predict", folder, tmp_path)
+    message = fails("predict", folder, tmp_path)
+    assert "bad.jpg cannot be used" in message
+    assert message.endswith("or skip such images with --skip-bad"), "the option of predict, not of a recipe"
     assert "no such file" in fails("predict", folder, tmp_path / "none.png")
     result = run("predict", folder, tmp_path, pictures / "0.png", "--skip-bad", "--json")
     assert [entry["image"] for entry in json.loads(result.stdout)] == [str(pictures / "0.png")]
@@ -148,6 +154,22 @@ def test_predict_names_what_it_cannot_read(trained, pictures, tmp_path):
 def test_a_folder_without_a_run_is_one_sentence(tmp_path):
     assert "holds no run" in fails("evaluate", tmp_path)
     assert "holds no run" in fails("predict", tmp_path, tmp_path)
+
+
+def test_a_model_without_a_run_evaluates_and_predicts(pictures, tmp_path):
+    network, weights = timm.create_model("test_resnet"), tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(network.state_dict(), weights)
+    result = run("predict", "test_resnet", pictures / "0.png", f"weights={weights}", "--json", "--top", "1")
+    (found,) = json.loads(result.stdout)
+    assert found["classes"][0]["class"] in ClassNames.imagenet(network).names
+    shutil.copytree(pictures, tmp_path / "val" / "n01440764")
+    shutil.copytree(pictures, tmp_path / "val" / "tabby cat")
+    arguments = ["evaluate", "test_resnet+mrla_light:channels_per_head=8", "--data", tmp_path, "device=cpu"]
+    result = run(*arguments, "--weights", weights)
+    assert result.returncode == 0, result.stderr
+    assert "tench" in result.stdout
+    assert "2 of the 1,000 classes have a folder" in result.stderr
+    assert "has no trained weights: give weights=FILE" in fails(*arguments)
 
 
 def test_recipes_are_listed_and_shown():

@@ -3,20 +3,25 @@
 from .compare import Comparison, compare, networks_of
 from .evaluate import evaluate
 from .predict import image_files, predict
+from .pretrained import PretrainedNetwork, load_network
 from .shown_images import open_test_images, some_test_images
 from .statistics import Difference, paired_difference, verdict
 from .table import comparison_rows, comparison_table
-from .trained import TrainedNetwork, read_run, task_of
+from .trained import LoadedNetwork, TrainedNetwork, load_run, read_run, task_of
 
 __all__ = [
     "Comparison",
     "Difference",
+    "LoadedNetwork",
+    "PretrainedNetwork",
     "TrainedNetwork",
     "compare",
     "comparison_rows",
     "comparison_table",
     "evaluate",
     "image_files",
+    "load_network",
+    "load_run",
     "networks_of",
     "open_test_images",
     "paired_difference",

@@ -26,6 +26,7 @@ from ..training.processes import Processes, init_processes
 from ..training.run_folder import check_same_recipe
 from ..training.setup import build_network, check_start
 from ..training.summary import read_contribution, read_summary
+from .record import write_record
 from .statistics import Difference, paired_difference, spread, verdict
 from .trained import task_of
 from .turns import in_turns
@@ -174,6 +175,8 @@ def compare(
         check_start(recipe_for(recipe, name, seeds[0]))
         costs[name] = _static_cost(recipe_for(recipe, name, seeds[0]), data.classes, processes)
     make_folder(folder)
+    if processes.is_main:
+        write_record(folder, recipe, names, seeds, together, command)
     together = _together(together, recipe, processes)
     for name in names:
         unfinished = []

@@ -1,48 +1,66 @@
-"""Evaluation of a trained network on a set of labeled images."""
+"""Evaluation of a network on a set of labeled images."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..analysis import TaskContribution, task_contribution
-from ..tasks import Scores
-from ..training import Progress, Recipe, TrainingError
-from ..training.data import Data, EvalBatches, Images, LoadingContext, Problems, Ranks, eval_batches, open_data
-from ..training.data.folders import FolderImages
-from ..training.evaluation import evaluate_batches
-from .trained import TrainedNetwork
+from torch import Tensor
 
-SHOWN_BATCH = 64  # number of images per step of the progress bar
-SPLIT_FOLDERS = ("train", "val", "validation", "valid", "test", "cifar-10-batches-py", "cifar-100-python")
+from ..analysis import TaskContribution, task_contribution
+from ..tasks import Scores, Task
+from ..training import Progress, Recipe, TrainingError
+from ..training.data import (
+    ClassNames,
+    Data,
+    EvalBatches,
+    LoadingContext,
+    Problems,
+    Ranks,
+    eval_batches,
+    open_data,
+    open_data_to_evaluate,
+)
+from ..training.data.image_folders import named_split
+from ..training.evaluation import evaluate_batches
+from .trained import LoadedNetwork, task_of
+
 logger = logging.getLogger(__name__)
 
 
 def evaluate(
-    trained: TrainedNetwork, data: str | None = None, *, show: Callable[[Progress], None] = lambda progress: None
+    trained: LoadedNetwork,
+    data: str | None = None,
+    *,
+    split: str | None = None,
+    skip_option: str = "on_bad_image=skip",
+    show: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, Any]:
-    """Evaluates a network on the test images of the run's data, or of ``data`` if given.
+    """Evaluates a network on the test images of the run's data, or on ``data`` if given.
+
+    Args:
+        trained: the network.
+        data: the data, as in a recipe. The class folders of a folder are matched with the classes of the network by
+            name. A folder without splits is evaluated as a whole.
+        split: train, validation or test; if None, the test split of the run's data, and of another folder its test
+            split, or else its validation split, or else its training split.
+        skip_option: the option that skips images that cannot be used, for the message of an error.
+        show: called with the progress.
 
     Returns:
         The metrics of the task, the loss, the details of the task and the contribution of the network's mechanisms, as
         JSON-serializable values.
     """
-    task, classes = trained.task, trained.task.classes
-    num_classes = len(classes) or trained.recipe.num_classes
-    recipe = trained.recipe.replace(data=data or trained.recipe.data, num_classes=num_classes, validation=0)
-    opened = _unsplit_folder(recipe, classes) or open_data(recipe)
+    recipe = _recipe(trained, data)
+    opened = _open(trained, recipe, data, named_split(split) if split else None, skip_option)
     for note in opened.notes:
         logger.warning(note)
-    test_classes = list(opened.test.classes)
-    if classes and isinstance(opened.test, Images) and test_classes != classes[: len(test_classes)]:
-        found, known = ", ".join(test_classes[:5]), ", ".join(classes[:5])
-        raise TrainingError(f"{recipe.data} has other classes than the run: {found}, ... instead of {known}, ...")
+    task = _task(trained, opened)
     context = LoadingContext(recipe, task, trained.transform, Ranks(), trained.device, opened.problems)
     measured = task_contribution(task, trained.network)
-    scores = _scores(trained, eval_batches(opened.test, context), show, measured)
+    scores = _scores(trained, task, eval_batches(opened.test, context), show, measured)
     return {
         "model": trained.recipe.model,
         "data": recipe.data,
@@ -55,29 +73,67 @@ def evaluate(
     }
 
 
+def _recipe(trained: LoadedNetwork, data: str | None) -> Recipe:
+    """Returns the recipe of the network with the data to evaluate. Options of other kinds of data are dropped."""
+    recipe = trained.recipe.replace(num_classes=len(trained.classes) or trained.recipe.num_classes)
+    if data is None:
+        return recipe
+    same_kind = "/" in data and data.split("/")[0] == recipe.data.split("/")[0]
+    own_options = not trained.summary  # given together with the data, not by the recipe of a run
+    return recipe.replace(data=data, data_options=recipe.data_options if same_kind or own_options else {}, validation=0)
+
+
+def _open(trained: LoadedNetwork, recipe: Recipe, data: str | None, split: str | None, skip_option: str) -> Data:
+    problems = Problems(recipe.on_bad_image, skip_option=skip_option)
+    if data is not None:
+        return open_data_to_evaluate(recipe, trained.class_names or ClassNames([]), split, problems)
+    if not trained.summary:
+        raise TrainingError(f"no images to evaluate {trained.recipe.model} on: give --data")
+    opened = open_data(recipe if split else recipe.replace(validation=0), problems)
+    if split and getattr(opened, split) is None:
+        raise TrainingError(f"{recipe.data} has no {split} split")
+    opened.test = getattr(opened, split or "test")
+    return opened
+
+
+def _task(trained: LoadedNetwork, opened: Data) -> Task:
+    """Returns the task of the network, with the classes of the data if the network does not know their names."""
+    if trained.class_names is not None or not trained.classes:
+        return trained.task
+    expected, found = len(trained.classes), len(opened.classes)
+    if found != expected:
+        raise TrainingError(
+            f"{trained.recipe.model} has {expected} classes of unknown names, and the data has {found} classes"
+        )
+    logger.warning("the names of the %d classes are not known: they are those of the data, in their order", found)
+    return task_of(trained.recipe, opened.classes)
+
+
+class _CountedBatches(EvalBatches):
+    """Batches that count the images that were read, for the progress bar."""
+
+    def __init__(self, batches: EvalBatches) -> None:
+        self.batches, self.count, self.done = batches, batches.count, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for pixels, targets, places in self.batches:
+            self.done = min(self.count, self.done + len(places))  # the last batch is padded
+            yield pixels, targets, places
+
+
 def _scores(
-    trained: TrainedNetwork,
+    trained: LoadedNetwork,
+    task: Task,
     batches: EvalBatches,
     show: Callable[[Progress], None],
     contribution: TaskContribution | None,
 ) -> Scores:
-    scores = None
-    steps = math.ceil(batches.count / SHOWN_BATCH)
+    scores, counted = None, _CountedBatches(batches)
     normalize = trained.batch_transform.normalize
     evaluation = evaluate_batches(
-        trained.task, trained.network, batches, normalize=normalize, records=True, contribution=contribution
+        task, trained.network, counted, normalize=normalize, records=True, contribution=contribution
     )
-    for done, scores in enumerate(evaluation):  # noqa: B007  the scores come last
-        show(Progress(Path("evaluating"), "evaluating", 0, 1, done, steps))
+    for scores in evaluation:  # noqa: B007  the scores come last
+        show(Progress(Path("evaluating"), "evaluating", 0, 1, counted.done, counted.count))
     assert scores is not None, "evaluate_batches yields the scores last"
     return scores
-
-
-def _unsplit_folder(recipe: Recipe, classes: list[str]) -> Data | None:
-    """Opens a folder of class folders without splits, to evaluate all of its images. Returns None for other data."""
-    path = Path(recipe.data)
-    if not path.is_dir() or any((path / name).is_dir() for name in SPLIT_FOLDERS):
-        return None
-    problems = Problems(recipe.on_bad_image)
-    images = FolderImages(path, classes or None, problems)
-    return Data(images, None, images, list(images.classes), problems)

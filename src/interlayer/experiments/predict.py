@@ -1,4 +1,4 @@
-"""Predictions of a trained network for image files."""
+"""Predictions of a network for image files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from ..training import Progress, TrainingError
 from ..training.data import LoadingContext, Problems, Ranks
 from ..training.data.images import FileImages
+from ..training.data.splits import files_under, is_image
 from ..training.data.workers import LoadedEvalBatches
-from .trained import TrainedNetwork
+from .trained import LoadedNetwork
 
 BATCH_SIZE = 64
 
@@ -23,7 +24,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS and p.is_file())
+            inside = [Path(file) for file in files_under(path) if is_image(file)]
             if not inside:
                 raise TrainingError(f"{path} holds no images ({', '.join(IMG_EXTENSIONS)})")
             files += inside
@@ -35,11 +36,12 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def predict(
-    trained: TrainedNetwork,
+    trained: LoadedNetwork,
     files: Sequence[Path],
     *,
     top: int = 3,
     on_bad_image: str = "fail",
+    skip_option: str = 'on_bad_image="skip"',
     show: Callable[[Progress], None] = lambda progress: None,
 ) -> list[dict[str, Any]]:
     """Returns the prediction for each file, in the order of the files.
@@ -49,12 +51,13 @@ def predict(
         files: the image files.
         top: the number of answers per image, if the task ranks several.
         on_bad_image: whether files that are not images raise an error ("fail") or are skipped ("skip").
+        skip_option: the option that skips such files, for the message of an error.
         show: called with the progress.
 
     Returns:
         The task's prediction for each image as JSON-serializable values, with the name of the file as ``image``.
     """
-    images, problems = FileImages(files), Problems(on_bad_image)
+    images, problems = FileImages(files), Problems(on_bad_image, skip_option=skip_option)
     context = LoadingContext(trained.recipe, trained.task, trained.transform, Ranks(), trained.device, problems)
     workers = min(trained.recipe.workers, len(files) // BATCH_SIZE)
     found: dict[int, dict[str, Any]] = {}

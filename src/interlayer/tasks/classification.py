@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +17,25 @@ from .show import FinishedRun, ImageSource, Section, Span, Table, spread, thumbn
 from .task import Task
 
 SHOWN_IMAGES = 24  # maximum number of images in a section of a report
+SHOWN_CLASSES = 50  # maximum number of classes in the table of an evaluation
+TOP5 = Metric("top5", percent=True, label="top 5")
 
 
 class Classification(Task):
-    """Trains with cross-entropy, with label smoothing or soft labels, and measures top-1 and top-5 accuracy."""
+    """Trains with cross-entropy, with label smoothing or soft labels, and measures top-1 and top-5 accuracy.
+
+    Top-5 accuracy is left out if there are at most five classes, because it is then always 100%.
+    """
 
     name = "classification"
     headline = Metric("accuracy", percent=True)
     train_metrics = (headline,)
-    eval_metrics = (headline, Metric("top5", percent=True, label="top 5"))
+    eval_metrics: tuple[Metric, ...] = (headline, TOP5)
+
+    def __init__(self, values: Mapping[str, Any], classes: Sequence[str]) -> None:
+        super().__init__(values, classes)
+        if 0 < len(self.classes) <= 5:
+            self.eval_metrics = (self.headline,)
 
     def build(self) -> nn.Module:
         return self.build_network(len(self.classes))
@@ -71,44 +82,54 @@ class Classification(Task):
 
     def details(self, scores: Scores) -> dict[str, Any]:
         """Returns the calibration error, and the accuracy and the most frequent confusion of every class."""
-        from torchmetrics.functional.classification import binary_calibration_error, multiclass_confusion_matrix
+        from torchmetrics.functional.classification import binary_calibration_error
 
         labels, predicted = scores.records["predictions"][:, 1], scores.records["predictions"][:, 2]
-        confusion = multiclass_confusion_matrix(predicted, labels, max(2, len(self.classes))).tolist()
+        # counts instead of a confusion matrix, which would be large for 21,000 classes
+        taken_for = [Counter[int]() for _ in self.classes]
+        for label, prediction in zip(labels.tolist(), predicted.tolist(), strict=True):
+            taken_for[label][prediction] += 1
         return {
             "calibration_error": float(binary_calibration_error(scores.records["confidences"], predicted == labels)),
-            "classes": [self._class_details(label, confusion[label]) for label in range(len(self.classes))],
+            "classes": [self._class_details(label, counts) for label, counts in enumerate(taken_for)],
         }
 
-    def _class_details(self, label: int, taken_for: list[int]) -> dict[str, Any]:
-        """Describes one row of the confusion matrix."""
-        others = [0 if i == label else count for i, count in enumerate(taken_for)]
-        most = max(others)
+    def _class_details(self, label: int, taken_for: Counter[int]) -> dict[str, Any]:
+        """Describes how often the images of one class are taken for each class."""
+        others = {other: count for other, count in sorted(taken_for.items()) if other != label}
+        other = max(others, key=others.__getitem__, default=None)
+        images = taken_for.total()
         return {
             "class": self.classes[label],
-            "images": sum(taken_for),
-            "accuracy": taken_for[label] / sum(taken_for) if any(taken_for) else None,
-            "taken_for": self.classes[others.index(most)] if most else None,
-            "taken_for_images": most,
+            "images": images,
+            "accuracy": taken_for[label] / images if images else None,
+            "taken_for": self.classes[other] if other is not None else None,
+            "taken_for_images": others[other] if other is not None else 0,
         }
 
     def show_details(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        overall = Table(
-            f"{evaluation['model']} on {evaluation['data']}",
-            ["images", "top 1", "top 5", "loss", "calibration error"],
-            [[
-                f"{evaluation['images']:,}", f"{evaluation['accuracy']:.2%}", f"{evaluation['top5']:.2%}",
-                f"{evaluation['loss']:.4f}", f"{evaluation['calibration_error']:.4f}",
-            ]],
-        )  # fmt: skip
+        shown = {
+            "images": f"{evaluation['images']:,}",
+            "top 1": f"{evaluation['accuracy']:.2%}",
+            **({TOP5.title: f"{evaluation['top5']:.2%}"} if "top5" in evaluation else {}),
+            "loss": f"{evaluation['loss']:.4f}",
+            "calibration error": f"{evaluation['calibration_error']:.4f}",
+        }
+        overall = Table(f"{evaluation['model']} on {evaluation['data']}", list(shown), [list(shown.values())])
+        entries, note = evaluation["classes"], ""
+        if len(entries) > SHOWN_CLASSES:
+            present = [entry for entry in entries if entry["images"]]
+            entries = sorted(present, key=lambda entry: entry["accuracy"])[:SHOWN_CLASSES]
+            if len(present) > SHOWN_CLASSES:
+                note = f"the {SHOWN_CLASSES} of {len(present):,} classes with the lowest accuracy; --json lists all"
         rows = [
             [
                 entry["class"], f"{entry['images']:,}", f"{entry['accuracy']:.2%}" if entry["images"] else "",
                 f"{entry['taken_for']} ({entry['taken_for_images']})" if entry["taken_for"] else "",
             ]
-            for entry in evaluation["classes"]
+            for entry in entries
         ]  # fmt: skip
-        return [overall, Table("", ["class", "images", "accuracy", "most often taken for"], rows)]
+        return [overall, Table("", ["class", "images", "accuracy", "most often taken for"], rows, note)]
 
     def show_run(self, run: FinishedRun, images: ImageSource | None) -> list[Section]:
         """Shows which classes are taken for which, and the mistakes with the highest confidence."""
@@ -176,7 +197,8 @@ class ClassificationEvaluator(MeanEvaluator):
         logits = outputs.float()
         hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == targets[:, None]
         losses = F.cross_entropy(logits, targets, reduction="none")
-        return {"loss": losses, "accuracy": hits[:, 0], "top5": hits.any(dim=1)}
+        top5 = {TOP5.name: hits.any(dim=1)} if logits.shape[1] > 5 else {}
+        return {"loss": losses, "accuracy": hits[:, 0], **top5}
 
     def records_of(self, outputs: Tensor, targets: Tensor, places: Tensor) -> dict[str, Tensor]:
         logits = outputs.float()

@@ -46,7 +46,7 @@ class Task(ABC):
     name: ClassVar[str]
     headline: ClassVar[Metric]
     train_metrics: ClassVar[tuple[Metric, ...]] = ()
-    eval_metrics: ClassVar[tuple[Metric, ...]]
+    eval_metrics: tuple[Metric, ...]
 
     def __init__(self, values: Mapping[str, Any], classes: Sequence[str]) -> None:
         self.values, self.classes = values, list(classes)

@@ -69,7 +69,8 @@ class Logs:
     def __init__(self, folder: Path, recipe: Recipe, task: Task, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         self.path, self.columns = folder / "metrics.csv", columns(task)
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        # rows of a run that an earlier version started can have further columns
+        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_text(self.path, text.getvalue())

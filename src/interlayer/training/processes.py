@@ -69,12 +69,7 @@ def init_processes(recipe: Recipe) -> Processes:
     device of the first run in a process, but later runs in the same process may use another device. A single process
     therefore uses the device that the recipe names.
     """
-    if recipe.device not in (None, "cpu", "cuda"):
-        raise TrainingError(
-            f"device must be cpu or cuda, got {recipe.device!r}; choose among GPUs with CUDA_VISIBLE_DEVICES"
-        )
-    if recipe.device == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("device=cuda: torch sees no GPU here, use device=cpu")
+    check_device(recipe)
     cpu = recipe.device == "cpu" or not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
     if recipe.precision == "float16" and cpu:
         raise TrainingError("precision=float16 needs a GPU: use bfloat16 or float32 on the CPU")
@@ -82,3 +77,13 @@ def init_processes(recipe: Recipe) -> Processes:
     if state.num_processes > 1:
         return Processes(state.device, state.process_index, state.num_processes)
     return Processes(torch.device("cpu" if cpu else "cuda"))
+
+
+def check_device(recipe: Recipe) -> None:
+    """Raises if the device that a recipe names does not exist."""
+    if recipe.device not in (None, "cpu", "cuda"):
+        raise TrainingError(
+            f"device must be cpu or cuda, got {recipe.device!r}; choose among GPUs with CUDA_VISIBLE_DEVICES"
+        )
+    if recipe.device == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("device=cuda: torch sees no GPU here, use device=cpu")

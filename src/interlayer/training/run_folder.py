@@ -12,6 +12,7 @@ from .recipe import Recipe, differences, read_recipe
 
 MACHINE_KEYS = {  # may change when a run is resumed: they do not affect the results beyond rounding
     "workers", "resident", "tensorboard", "wandb", "checkpoint_steps", "eval_batch_size", "compile", "cuda_graph",
+    "device",
 }  # fmt: skip
 
 
@@ -51,6 +52,12 @@ class RunFolder:
         """Writes the recipe, unless a resumed run has already written it."""
         if not self.recipe_file.exists():
             write_text(self.recipe_file, recipe.to_yaml(command))
+
+    @property
+    def command(self) -> str:
+        """The command that started the run, as recipe.yaml records it."""
+        lines = self.recipe_file.read_text().splitlines() if self.recipe_file.exists() else []
+        return "\n".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
 
     def release(self) -> None:
         """Releases the lock. Removes the folder if nothing was written in it."""

@@ -126,7 +126,7 @@ class TrainingLoop:
         resume: bool,
         command: str,
     ) -> None:
-        self.setup, self.folder, self.stop, self.command = setup, folder, stop, command
+        self.setup, self.folder, self.stop, self.command = setup, folder, stop, folder.command or command
         self.step = TrainStep(setup, stream)
         self.state = restore_run(folder.checkpoints, setup, self.step.sums) if resume else RunState()
         self.clock = EpochClock(self.state.step, setup.batches.steps, setup.recipe.batch_size)

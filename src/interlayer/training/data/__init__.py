@@ -3,14 +3,17 @@
 from .augmentation import BatchTransform
 from .base import EvalBatches, TrainBatches
 from .batches import eval_batches, train_batches
+from .class_names import ClassNames
 from .context import LoadingContext, Ranks
+from .dataset import Data
 from .images import Images, Problems
-from .sources import Data, open_data
+from .sources import open_data, open_data_to_evaluate
 from .streams import Stream
 from .transforms import ImageTransform
 
 __all__ = [
     "BatchTransform",
+    "ClassNames",
     "Data",
     "EvalBatches",
     "ImageTransform",
@@ -22,5 +25,6 @@ __all__ = [
     "TrainBatches",
     "eval_batches",
     "open_data",
+    "open_data_to_evaluate",
     "train_batches",
 ]

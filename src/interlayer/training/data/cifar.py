@@ -34,15 +34,24 @@ LAYOUTS = (
 )  # fmt: skip
 
 
-def read_cifar(path: Path) -> tuple[ArrayImages, ArrayImages] | None:
-    """Returns the training and test images in a folder, or None if it holds neither CIFAR-10 nor CIFAR-100."""
+def find_cifar(path: Path) -> tuple[Path, _Layout] | None:
+    """Returns where CIFAR-10 or CIFAR-100 is in a folder, and its layout; None if the folder holds neither."""
     for layout in LAYOUTS:
         root = path if path.name == layout.folder else path / layout.folder
         if root.is_dir():
-            classes = list(_unpickle(root / layout.meta_file)[layout.class_names])
-            train = _read(root, layout.train_files, layout.labels, classes)
-            return train, _read(root, (layout.test_file,), layout.labels, classes)
+            return root, layout
     return None
+
+
+def read_cifar(path: Path) -> tuple[ArrayImages, ArrayImages] | None:
+    """Returns the training and test images in a folder, or None if it holds neither CIFAR-10 nor CIFAR-100."""
+    found = find_cifar(path)
+    if found is None:
+        return None
+    root, layout = found
+    classes = list(_unpickle(root / layout.meta_file)[layout.class_names])
+    train = _read(root, layout.train_files, layout.labels, classes)
+    return train, _read(root, (layout.test_file,), layout.labels, classes)
 
 
 def _read(root: Path, files: tuple[str, ...], labels_key: str, classes: list[str]) -> ArrayImages:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from ..files import TrainingError
-from .images import Images
+from .images import Images, open_rgb
 
 
 class HuggingFaceImages(Images):
@@ -43,5 +43,5 @@ class HuggingFaceImages(Images):
 
     def open(self, index: int) -> Image.Image:
         file, _ = self.reader[index]
-        with file, Image.open(file if isinstance(file, io.BytesIO) else io.BytesIO(file.read())) as image:
-            return image.convert("RGB")
+        with file:
+            return open_rgb(file if isinstance(file, io.BytesIO) else io.BytesIO(file.read()))

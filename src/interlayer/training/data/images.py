@@ -7,14 +7,15 @@ skipped silently: each problem is recorded by name, and stops the run unless the
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from ..files import TrainingError
 
@@ -41,14 +42,23 @@ def label_outside(label: int, classes: int) -> str:
 
 
 class Problems:
-    """Images that cannot be used, with the reasons. Adding one raises unless the recipe allows them."""
+    """Images that cannot be used, with the reasons. Adding one raises unless the recipe allows them.
 
-    def __init__(self, on_bad_image: str) -> None:
-        self.allowed = on_bad_image == "skip"
+    Args:
+        on_bad_image: whether adding an image raises an error ("fail") or records it ("skip").
+        skip_option: the option that skips such images, for the message of the error.
+    """
+
+    def __init__(self, on_bad_image: str, *, skip_option: str = "on_bad_image=skip") -> None:
+        self.allowed, self.skip_option = on_bad_image == "skip", skip_option
         self.found: dict[str, str] = {}
 
-    def add(self, found: dict[str, str]) -> None:
+    def add(self, found: dict[str, str], *, only_this_rank: bool = False) -> None:
         """Records images that cannot be used.
+
+        Args:
+            found: the reasons, by the names of the images.
+            only_this_rank: whether other ranks do not meet the same images, so that this rank must report them.
 
         Raises:
             TrainingError: if the recipe does not allow them.
@@ -61,14 +71,15 @@ class Problems:
         count = f"{len(new)} images cannot be used; the first is {first}" if len(new) > 1 else f"{first} cannot be used"
         if not self.allowed:
             raise TrainingError(
-                f"{count}: {new[first]}; repair or remove it, or skip such images with on_bad_image=skip"
+                f"{count}: {new[first]}; repair or remove it, or skip such images with {self.skip_option}"
             )
         others = list(new)[1:SHOWN]
-        logger.warning("%s: %s%s; skipped", count, new[first], f" (also {', '.join(others)})" if others else "")
+        also = f" (also {', '.join(others)})" if others else ""
+        logger.warning("%s: %s%s; skipped", count, new[first], also, extra={"only_this_rank": only_this_rank})
 
     def add_unusable(self, unusable: Sequence[Unusable]) -> None:
         """Records the images of a batch that cannot be used. See `add`."""
-        self.add({image.name: image.reason for image in unusable})
+        self.add({image.name: image.reason for image in unusable}, only_this_rank=True)
 
 
 class Images(ABC):
@@ -149,7 +160,37 @@ class Subset(Images):
         return self.images.target(int(self.indices[index]))
 
 
-def open_rgb(path: str | Path) -> Image.Image:
-    """Reads an image file completely, as RGB. Raises if it is not an image."""
-    with Image.open(path) as image:
-        return image.convert("RGB")
+def open_rgb(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
+    """Reads an image file completely, as `as_rgb` describes. Raises if it is not an image."""
+    with Image.open(file) as image:
+        return as_rgb(image)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Converts an image to RGB bytes, as an image viewer shows it. All sources and commands read images this way.
+
+    The rotation in the EXIF data is applied. Transparent pixels are shown on white. Of 16-bit pixels the high byte is
+    kept, as Pillow does for 16-bit RGB. Floating-point pixels are from 0 to 1, or from 0 to 255. Embedded color
+    profiles are not applied, as in timm.
+    """
+    image.load()
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_as_bytes(np.asarray(image))).convert("RGB")
+    if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _as_bytes(pixels: np.ndarray) -> np.ndarray:
+    """Converts grayscale pixels [H, W] of more than 8 bits to bytes."""
+    low, high = pixels.min(), pixels.max()
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not (low >= 0 and high <= 255):  # also refuses NaN
+            raise ValueError(f"its floating-point pixels are from {low:g} to {high:g}, expected 0 to 1 or 0 to 255")
+        return np.rint(pixels * 255 if high <= 1 else pixels).astype(np.uint8)
+    if low < 0 or high >= 2**16:
+        raise ValueError(f"its pixels are 32-bit integers from {low} to {high}, expected at most 16 bits")
+    return (pixels >> 8).astype(np.uint8)

@@ -1,50 +1,36 @@
 """Image sources: scikit-learn's digits, CIFAR, folders, Hugging Face datasets, WebDataset shards and TFDS.
 
 A source is either map-style (`Images`: any image can be read by its index) or a stream (`Stream`: shards are read
-sequentially). `open_data` opens the training, validation and test split of the data that a recipe names.
+sequentially). `open_data` opens the training, validation and test split of the data that a recipe names, and
+`open_data_to_evaluate` the images on which a network is evaluated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..files import TrainingError
 from ..recipe import Recipe
-from .cifar import read_cifar
-from .folders import FolderImages
+from .cifar import find_cifar, read_cifar
+from .class_names import ClassNames
+from .dataset import Data, cut
+from .folders import shortened
 from .hugging_face import HuggingFaceImages
+from .image_folders import check_class_count, open_folder, open_folder_to_evaluate
 from .images import ArrayImages, Images, Problems, Subset
 from .streams import Stream
 
 
-@dataclass
-class Data:
-    """The three splits of a dataset.
+def open_data(recipe: Recipe, problems: Problems | None = None) -> Data:
+    """Opens the three splits of the data that a recipe names.
 
     Args:
-        train: the training images.
-        validation: held-out images that choose the best epoch; None if the test images are evaluated after every epoch.
-        test: the test images.
-        classes: class names, by label.
-        problems: images that cannot be used.
-        notes: messages to the user about how the data was split.
+        recipe: names the data, its options and the images to hold out of training.
+        problems: collects images that cannot be used; created from the recipe if None.
     """
-
-    train: Images | Stream
-    validation: Images | Stream | None
-    test: Images | Stream
-    classes: list[str]
-    problems: Problems
-    notes: list[str] = field(default_factory=list)
-
-
-def open_data(recipe: Recipe) -> Data:
-    """Opens the three splits of the data that a recipe names."""
-    problems = Problems(recipe.on_bad_image)
+    problems = problems or Problems(recipe.on_bad_image)
     name, data = recipe.data, None
     kind = name.split("/", 1)[0]
     if name == "digits":
@@ -62,12 +48,43 @@ def open_data(recipe: Recipe) -> Data:
                 f"{name}: no such folder; --data takes a folder of images, a folder with CIFAR, digits, synthetic, "
                 f"hfds/NAME, wds/FOLDER or tfds/NAME"
             )
-        data = _cifar(path, problems) or _folders(path, problems)
+        data = _cifar(path, problems) or open_folder(path, recipe, problems)
     if isinstance(data.train, Images) and isinstance(data.test, Images):
+        if recipe.task == "classification" and not recipe.num_classes:
+            check_class_count(name, data.classes)
         _check_labels(data, recipe)
         _hold_out(data, recipe)
     elif recipe.validation:
         raise TrainingError(f"validation={recipe.validation:g} cannot be held out of a stream: name a validation_split")
+    return data
+
+
+def open_data_to_evaluate(recipe: Recipe, classes: ClassNames, split: str | None, problems: Problems) -> Data:
+    """Opens the images on which a network is evaluated, as the test split.
+
+    Args:
+        recipe: names the data.
+        classes: the classes of the network. Class folders are matched with them by name; other sources must have the
+            same classes in the same order.
+        split: train, validation or test; if None, the one that `open_folder_to_evaluate` or the source chooses.
+        problems: collects images that cannot be used.
+    """
+    path = Path(recipe.data).expanduser()
+    if path.is_dir() and find_cifar(path) is None:
+        return open_folder_to_evaluate(path, recipe, classes, split, problems)
+    data = open_data(recipe, problems)
+    images = getattr(data, split or "test")
+    if images is None:
+        raise TrainingError(f"{recipe.data} has no {split} split")
+    found = list(images.classes)
+    labels = classes.match(found)
+    in_order = [labels.get(name) for name in found] == list(range(len(found)))
+    if len(classes) and isinstance(images, Images) and not in_order:
+        raise TrainingError(
+            f"{recipe.data} has other classes than the network: {shortened(found)} instead of "
+            f"{shortened(classes.names)}"
+        )
+    data.test = images
     return data
 
 
@@ -101,14 +118,8 @@ def _hold_out(data: Data, recipe: Recipe) -> None:
     count = round(recipe.validation if recipe.validation >= 1 else recipe.validation * total)
     if not 0 < count < total:
         raise TrainingError(f"validation={recipe.validation:g} of {total} training images leaves a part empty")
-    train, held_out = _cut(total, count)
+    train, held_out = cut(total, count)
     data.train, data.validation = Subset(data.train, train), Subset(data.train, held_out)
-
-
-def _cut(total: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits ``range(total)`` at random into ``total - count`` and ``count`` indices, equally for every seed."""
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(0)).numpy()
-    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def _digits(problems: Problems) -> Data:
@@ -117,7 +128,7 @@ def _digits(problems: Problems) -> Data:
     digits = load_digits()
     pixels = np.repeat((digits.images * (255 / 16)).astype(np.uint8)[..., None], 3, axis=-1)
     images = ArrayImages(pixels, digits.target, [str(name) for name in digits.target_names], "digits")
-    train, test = _cut(len(images), 360)
+    train, test = cut(len(images), 360)
     return Data(Subset(images, train), None, Subset(images, test), list(images.classes), problems)
 
 
@@ -143,35 +154,6 @@ def _cifar(path: Path, problems: Problems) -> Data | None:
         return None
     train, test = found
     return Data(train, None, test, list(train.classes), problems)
-
-
-def _folders(path: Path, problems: Problems) -> Data:
-    if not path.is_dir():
-        raise TrainingError(f"{path} is a file, expected a folder of images")
-    train = path / "train"
-    if not train.is_dir():
-        images = FolderImages(path, None, problems)
-        if len(images) < 10:
-            raise TrainingError(
-                f"{path} has {len(images)} images and no test folder: too few to hold a tenth out for testing"
-            )
-        rest, test = _cut(len(images), len(images) // 10)
-        note = f"{path} has no train folder: a tenth of its {len(images)} images, the same for every seed, is the test"
-        return Data(Subset(images, rest), None, Subset(images, test), list(images.classes), problems, [note])
-    images = FolderImages(train, None, problems)
-    classes = list(images.classes)
-    splits = {
-        name: next((FolderImages(path / f, classes, problems) for f in folders if (path / f).is_dir()), None)
-        for name, folders in (("validation", ("val", "validation", "valid")), ("test", ("test",)))
-    }
-    if splits["test"] is None and splits["validation"] is None:
-        rest, held_out = _cut(len(images), max(1, len(images) // 10))
-        note = f"{path} has neither a test nor a val folder: a tenth of train, the same for every seed, is the test"
-        return Data(Subset(images, rest), None, Subset(images, held_out), classes, problems, [note])
-    if splits["test"] is None:
-        assert splits["validation"] is not None
-        return Data(images, None, splits["validation"], classes, problems)
-    return Data(images, splits["validation"], splits["test"], classes, problems)
 
 
 def _hugging_face(recipe: Recipe, problems: Problems) -> Data:

@@ -19,7 +19,7 @@ from ..files import TrainingError
 from ..recipe import Recipe
 from .base import EvalBatches, TrainBatches, eval_places
 from .context import LoadingContext
-from .images import Unusable, label_outside, unreadable
+from .images import Unusable, as_rgb, label_outside, unreadable
 from .seeds import mixed_seed
 from .workers import Collate, make_loader
 
@@ -69,6 +69,8 @@ class Stream:
             )
         from timm.data.readers import create_reader
 
+        if self.name.startswith("hfids/"):
+            options.setdefault("input_img_mode", "")  # `as_rgb` converts the images
         return create_reader(self.name, root, self.split, **options)
 
     def __len__(self) -> int:
@@ -121,7 +123,7 @@ class StreamedImages(IterableDataset):
                 yield Unusable(name, label_outside(label, classes))
                 continue
             try:
-                yield torch.as_tensor(np.asarray(self.transform(image.convert("RGB")))), int(label), 0
+                yield torch.as_tensor(np.asarray(self.transform(as_rgb(image)))), int(label), 0
             except Exception as error:
                 yield Unusable(name, unreadable(error))
 

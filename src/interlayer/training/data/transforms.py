@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import timm
+import torch
+from PIL import Image
 from timm.data import create_transform
 from timm.data.transforms_factory import transforms_imagenet_train
-from torch import nn
+from torch import Tensor, nn
 from torchvision import transforms
 
 from ..recipe import Recipe
+from .images import as_rgb
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,9 @@ class ImageTransform:
         mean, std: mean and standard deviation of pixel values from 0 to 1.
         interpolation: interpolation mode of resizing.
         crop_pct: the fraction of the image that the center crop of evaluation keeps.
+        crop_mode: timm's name of how evaluation crops: center, border or squash.
+
+    Calling it applies the transform of evaluation to one image.
     """
 
     size: int
@@ -30,6 +37,7 @@ class ImageTransform:
     std: tuple[float, ...]
     interpolation: str
     crop_pct: float
+    crop_mode: str = "center"
 
     @classmethod
     def of(cls, network: nn.Module, recipe: Recipe) -> ImageTransform:
@@ -43,6 +51,12 @@ class ImageTransform:
             recipe.crop_pct or config["crop_pct"],
         )
 
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Returns an image of any size and mode as the normalized input of the network, [3, size, size]."""
+        pixels = torch.as_tensor(np.asarray(self.evaluation()(as_rgb(image))))
+        mean, std = (torch.tensor(values).view(-1, 1, 1) * 255 for values in (self.mean, self.std))
+        return (pixels.float() - mean) / std
+
     def evaluation(self) -> Any:
         """Returns timm's evaluation transform from a PIL image to bytes [3, size, size]."""
         return create_transform(
@@ -51,6 +65,8 @@ class ImageTransform:
             use_prefetcher=True,
             interpolation=self.interpolation,
             crop_pct=self.crop_pct,
+            crop_mode=self.crop_mode,
+            mean=self.mean,  # fills the borders of crop_mode="border"
         )
 
     def training(self, recipe: Recipe) -> Any:

@@ -17,7 +17,7 @@ import webdataset
 from PIL import Image
 from timm.data.readers.reader_wds import ReaderWds, detshuffle2
 
-from .images import Unusable, label_outside, unreadable
+from .images import Unusable, label_outside, open_rgb, unreadable
 
 
 class ReportingReader(ReaderWds):
@@ -83,9 +83,7 @@ class ReportingReader(ReaderWds):
         key = next((key for key in self.input_key.split(";") if key in sample), None)
         if key is None:
             raise ValueError(f"it has no entry {self.input_key.replace(';', ', ')}")
-        with Image.open(io.BytesIO(sample[key])) as image:
-            image.load()
-            return image.convert(self.input_img_mode) if self.input_img_mode else image.copy()
+        return open_rgb(io.BytesIO(sample[key]))
 
     def _note_shard(self, error: Exception) -> bool:
         """Records a shard that cannot be read. Returning True continues with the next shard."""

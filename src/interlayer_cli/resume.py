@@ -1,0 +1,56 @@
+"""`interlayer resume`: continue a run or a comparison that was stopped."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a comparison.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="What may differ on another machine: workers=8 device=cpu."),
+    ] = None,
+) -> None:
+    """Continue a run or a comparison that was stopped, with the recipe that its folder records.
+
+    A run of several processes continues with as many: `torchrun --nproc-per-node 8 -m interlayer resume FOLDER`.
+
+    Example: `interlayer resume runs/20250101-120000-resnet50`
+    """
+    from interlayer.experiments.record import RECORD_FILE
+    from interlayer.training.run_folder import MACHINE_KEYS
+
+    from .train import is_main_process, train
+
+    for override in overrides or []:
+        key = override.partition("=")[0]
+        if key not in MACHINE_KEYS:
+            raise ValueError(f"{key} cannot change when a run is resumed, only {', '.join(sorted(MACHINE_KEYS))}")
+    is_comparison = (folder / RECORD_FILE).is_file()
+    if not is_comparison and any(folder.glob("*/seed*/recipe.yaml")):
+        raise ValueError(f"{folder} holds a comparison without {RECORD_FILE}: repeat its command with --resume")
+    if not is_comparison and not (folder / "recipe.yaml").is_file():
+        raise ValueError(f"{folder} holds no run and no comparison: expected the folder that was printed at the start")
+    if (folder / ("comparison.json" if is_comparison else "summary.json")).is_file():
+        if is_main_process():
+            typer.echo(f"{folder} is finished, nothing is left to do; report: {folder / 'report.html'}")
+    elif is_comparison:
+        _resume_comparison(folder, overrides)
+    else:
+        train(overrides, recipe=str(folder / "recipe.yaml"), output=folder, resume=True)
+
+
+def _resume_comparison(folder: Path, overrides: list[str] | None) -> None:
+    from interlayer.experiments.record import RECIPE_FILE, read_record
+
+    from .compare import compare
+
+    record = read_record(folder)
+    if record.seeds != list(range(len(record.seeds))):
+        raise ValueError(f"{folder} has the seeds {record.seeds}: resume it in Python, with compare(..., resume=True)")
+    compare(
+        overrides, recipe=str(folder / RECIPE_FILE), model=record.models, seeds=len(record.seeds),
+        together=record.together, output=folder, resume=True,
+    )  # fmt: skip
