@@ -12,7 +12,7 @@ from . import compare, convert, demo, evaluate, mechanisms, models, plot, predic
 app = typer.Typer(
     name="interlayer",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Cross-layer attention for vision backbones: train, compare, inspect and measure networks.",
@@ -59,7 +59,7 @@ def main() -> None:
     INTERLAYER_DEBUG=1 shows the traceback.
     """
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="interlayer", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         _fail("stopped", 130)
     except (ValueError, OSError, ImportError) as error:
@@ -69,6 +69,8 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's errors have this method; any other exception is a bug
             raise
+        if not error.format_message():  # typer has printed the help of a command without arguments
+            sys.exit(0)
         _fail(_one_line(error.format_message()), 2)
     sys.exit(code if isinstance(code, int) else 0)
 

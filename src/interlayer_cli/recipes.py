@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from .completion import complete_recipe
+
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="The recipe to print.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The recipe to print.", autocompletion=complete_recipe)] = None,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Print all values, including defaults and inherited values.")
     ] = False,
