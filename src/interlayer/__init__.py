@@ -3,13 +3,26 @@
 Importing it registers the library's models with timm, so `timm.create_model("resnet50_mrla_light")` works.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from .analysis import layer_scores, plot_layer_scores
 from .hosts import AttachError, attach, detach
 from .mechanisms import resize_halo
 from .models import CheckpointError, convert_checkpoint, list_models, load_backbone, load_weights, save_weights
 from .ops import backend
+
+if TYPE_CHECKING:
+    from .experiments.export import ExportError, export_model
+    from .experiments.hub import push_to_hub, save_for_hub
+
+_LAZY = {  # imported when they are first used, because they import the trainer
+    "ExportError": ".experiments.export",
+    "export_model": ".experiments.export",
+    "push_to_hub": ".experiments.hub",
+    "save_for_hub": ".experiments.hub",
+}
 
 try:
     __version__ = version("interlayer")
@@ -19,15 +32,25 @@ except PackageNotFoundError:  # run from source, not installed
 __all__ = [
     "AttachError",
     "CheckpointError",
+    "ExportError",
     "attach",
     "backend",
     "convert_checkpoint",
     "detach",
+    "export_model",
     "layer_scores",
     "list_models",
     "load_backbone",
     "load_weights",
     "plot_layer_scores",
+    "push_to_hub",
     "resize_halo",
+    "save_for_hub",
     "save_weights",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

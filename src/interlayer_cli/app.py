@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from . import compare, convert, demo, evaluate, mechanisms, models, plot, predict, profile, recipes, tables, train
+from . import (
+    compare,
+    convert,
+    demo,
+    evaluate,
+    export,
+    mechanisms,
+    models,
+    plot,
+    predict,
+    profile,
+    push,
+    recipes,
+    tables,
+    train,
+)
 
 app = typer.Typer(
     name="interlayer",
@@ -22,6 +37,8 @@ COMMANDS = (
     compare.compare,
     evaluate.evaluate,
     predict.predict,
+    export.export,
+    push.push,
     recipes.recipes,
     models.models,
     mechanisms.mechanisms,
