@@ -82,7 +82,7 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("INTERLAYER_DEBUG"):
             raise
-        _fail(_one_line(str(error)), 2)
+        _fail(_one_line(_message(error)), 2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's errors have this method; any other exception is a bug
             raise
@@ -90,6 +90,13 @@ def main() -> None:
             sys.exit(0)
         _fail(_one_line(error.format_message()), 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _message(error: Exception) -> str:
+    """Returns the message of an error; one of the operating system names the file first."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error)
 
 
 def _one_line(message: str) -> str:

@@ -62,3 +62,15 @@ def test_tables_counts_the_starred_figures():
 def test_a_pattern_that_matches_no_model_suggests_one_that_does():
     assert "'*resnet50*' matches 27" in fails("models", "resnet50")
     assert "did you mean rest_lite" in fails("models", "restlite")
+
+
+def test_an_error_of_the_operating_system_names_the_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "file: not a directory" in fails("compare", "--output", "file", cwd=tmp_path)
+
+
+def test_compare_refuses_unknown_names_before_it_trains(tmp_path):
+    """The plain network would be trained first."""
+    message = fails("compare", "--model", "resnet18+mrla_lite", "--output", tmp_path / "out")
+    assert "unknown mechanism 'mrla_lite'" in message
+    assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..analysis import Setting, count_flops, count_parameters, measure_memory
-from ..models.build import check_size, plain_name, split_name
+from ..models.build import check_network, check_size, plain_name, split_name
 from ..tasks import Metric, task_class
 from ..training import Progress, Recipe, Trainer, TrainingError
 from ..training.data import ImageTransform, open_data
@@ -114,6 +114,8 @@ class Comparison:
 def networks_of(models: Sequence[str]) -> list[str]:
     """Returns the networks to compare. A single network is compared with its plain backbone, which comes first."""
     names = list(dict.fromkeys(models))
+    for name in names:  # before the first of them is trained
+        check_network(name)
     if len(names) == 1 and plain_name(names[0]) != names[0]:
         names.insert(0, plain_name(names[0]))
     if len(names) < 2:

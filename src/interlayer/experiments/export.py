@@ -105,11 +105,11 @@ def export_model(
         with _quiet():
             try:
                 write(exported, example, temporary, batch_size is None, described)
+                run = load(temporary)
             except OSError:
                 raise
             except Exception as error:  # the exporters raise errors of many types
                 raise ExportError(_cannot_export(network, chosen, batch_size, error)) from error
-        run = load(temporary)
         report = _compare(exported, run, path, _batches(example, images, batch_size))
         if report.difference > tolerance * max(1.0, report.scale):
             raise ExportError(

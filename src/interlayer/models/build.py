@@ -66,6 +66,24 @@ def plain_name(name: str) -> str:
     return backbone if mechanisms else backbone_of(backbone)
 
 
+def check_network(name: str) -> None:
+    """Raises an error if the backbone or a mechanism of a name is not known. The network is not built."""
+    backbone, mechanisms = split_name(name)
+    for mechanism, _ in mechanisms:
+        hosts.options_of(mechanism)
+    if is_stored(backbone):
+        check_network(_read(backbone).name)
+    else:
+        _check_backbone(backbone)
+
+
+def _check_backbone(name: str) -> None:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+
+
 def build_network(
     name: str,
     *,
@@ -140,10 +158,7 @@ def build_network(
 def _create(
     name: str, options: dict[str, Any], *, num_classes: int | None, pretrained: bool, image_size: int | None
 ) -> nn.Module:
-    try:
-        check_name(name)
-    except ValueError as error:
-        raise ModelError(str(error)) from error
+    _check_backbone(name)
     defaults = {"pretrained": pretrained, **_cached(name, pretrained)}
     return _create_with_timm(name, options, defaults, num_classes=num_classes, image_size=image_size)
 
