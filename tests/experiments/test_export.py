@@ -68,7 +68,7 @@ def test_the_file_computes_what_the_network_computes(network, suffix, tmp_path):
 def test_every_kind_of_mechanism_can_be_exported(name, suffix, tmp_path):
     network = build_network(name, num_classes=5, image_size=64, model_options=NETWORKS[name])
     report = interlayer.export_model(network, tmp_path / f"model.{suffix}", image_size=64)
-    assert report.difference <= 1e-4 * max(1.0, report.scale)
+    assert report.difference < 1e-3 * max(1.0, report.scale)
 
 
 def test_the_network_itself_is_not_changed(network, tmp_path):

@@ -114,8 +114,6 @@ class Comparison:
 def networks_of(models: Sequence[str]) -> list[str]:
     """Returns the networks to compare. A single network is compared with its plain backbone, which comes first."""
     names = list(dict.fromkeys(models))
-    for name in names:  # before the first of them is trained
-        check_network(name)
     if len(names) == 1 and plain_name(names[0]) != names[0]:
         names.insert(0, plain_name(names[0]))
     if len(names) < 2:
@@ -158,6 +156,8 @@ def compare(
         command: the command that reproduces this comparison, for the record.
     """
     names = networks_of(models)
+    for name in names:  # before the first of them is trained
+        check_network(name)
     if not seeds or len(set(seeds)) != len(seeds):
         raise TrainingError(f"seeds must be different numbers, got {list(seeds)}")
     processes = init_processes(recipe)
