@@ -53,3 +53,14 @@ def digit_files(tmp_path_factory) -> Path:
     save_digits(root / "train", 12)
     save_digits(root / "val", 4, skip=12)
     return root
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory) -> Path:
+    """The folder of a run on the digits: a small network with MRLA-light."""
+    from interlayer.training import train
+    from interlayer.training.recipe import from_values
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(from_values({**SMALL, "epochs": 1, "model": "preresnet20_cifar+mrla_light:channels_per_head=8"}), folder)
+    return folder

@@ -14,10 +14,16 @@ from .models import CheckpointError, convert_checkpoint, list_models, load_backb
 from .ops import backend
 
 if TYPE_CHECKING:
+    from .experiments.export import ExportError, export_model
+    from .experiments.hub import push_to_hub, save_for_hub
     from .experiments.trained import load_run
 
 _LAZY = {  # imported when they are first used, because they import the trainer
+    "ExportError": ".experiments.export",
+    "export_model": ".experiments.export",
     "load_run": ".experiments.trained",
+    "push_to_hub": ".experiments.hub",
+    "save_for_hub": ".experiments.hub",
 }
 
 try:
@@ -29,18 +35,22 @@ __all__ = [
     "AttachError",
     "CheckpointError",
     "Contribution",
+    "ExportError",
     "attach",
     "backend",
     "contribution",
     "convert_checkpoint",
     "detach",
+    "export_model",
     "layer_scores",
     "list_models",
     "load_backbone",
     "load_run",
     "load_weights",
     "plot_layer_scores",
+    "push_to_hub",
     "resize_halo",
+    "save_for_hub",
     "save_weights",
     "switched_off",
 ]

@@ -13,11 +13,13 @@ from . import (
     convert,
     demo,
     evaluate,
+    export,
     mechanisms,
     models,
     plot,
     predict,
     profile,
+    push,
     recipes,
     resume,
     tables,
@@ -27,7 +29,7 @@ from . import (
 app = typer.Typer(
     name="interlayer",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Cross-layer attention for vision backbones: train, compare, inspect and measure networks.",
@@ -38,6 +40,8 @@ COMMANDS = (
     resume.resume,
     evaluate.evaluate,
     predict.predict,
+    export.export,
+    push.push,
     recipes.recipes,
     models.models,
     mechanisms.mechanisms,
@@ -75,20 +79,29 @@ def main() -> None:
     INTERLAYER_DEBUG=1 shows the traceback.
     """
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="interlayer", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         _fail("stopped", 130)
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("INTERLAYER_DEBUG"):
             raise
-        _fail(_one_line(str(error)), 2)
+        _fail(_one_line(_message(error)), 2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's errors have this method; any other exception is a bug
             if _another_rank_failed():  # often only because the connection to that rank was lost
                 sys.exit(1)
             raise
+        if not error.format_message():  # typer has printed the help of a command without arguments
+            sys.exit(0)
         _fail(_one_line(train.key_advice(error) or error.format_message()), 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _message(error: Exception) -> str:
+    """Returns the message of an error; one of the operating system names the file first."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error)
 
 
 def _one_line(message: str) -> str:

@@ -5,13 +5,18 @@ from typing import Annotated
 
 import typer
 
+from .completion import complete_recipe
 from .train import DataName, Overrides, is_main_process, opening_lines
 
 
 def compare(
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Name of a recipe, or a .yaml file; digits if neither model nor data is given.")
+        str | None,
+        typer.Option(
+            help="Name of a recipe, or a .yaml file; digits if neither model nor data is given.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,

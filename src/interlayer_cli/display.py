@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -157,12 +158,17 @@ def _clock(seconds: float) -> str:
 
 def new_folder(name: str) -> Path:
     """Returns the path of a new folder under runs/, named after the time and ``name``."""
-    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
     folder, number = base, 1
     while folder.exists():
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
+
+
+def file_name(name: str) -> str:
+    """Returns the name of a model as the name of a file: local-dir:FOLDER contains slashes and a colon."""
+    return re.sub(r"[/\\:]+", "-", name)
 
 
 def log_to_stderr() -> None:

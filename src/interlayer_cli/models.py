@@ -23,7 +23,7 @@ def models(
 
     names = list_models(pattern)
     if not names:
-        raise ValueError(f"no model matches {pattern!r}; `interlayer models` lists them all")
+        raise ValueError(f"no model matches {pattern!r}; {_suggestion(pattern)}")
     table = Table("model", "backbone")
     if parameters:
         table.add_column("parameters", justify="right")
@@ -36,6 +36,20 @@ def models(
             row += [f"{ours:,}", f"+{ours - plain:,}" if ours != plain else ""]
         table.add_row(*row)
     Console().print(table)
+
+
+def _suggestion(pattern: str) -> str:
+    """Returns a pattern that matches, the most similar names, or the command that lists all models."""
+    from difflib import get_close_matches
+
+    from interlayer.models import list_models
+
+    word = pattern.strip("*")
+    containing = len(list_models(f"*{word}*"))
+    if containing:
+        return f"'*{word}*' matches {containing}"
+    near = get_close_matches(word, list_models(), n=3)
+    return f"did you mean {', '.join(near)}?" if near else "`interlayer models` lists them all"
 
 
 def _count(name: str) -> int:

@@ -4,9 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
+from .completion import complete_recipe
+
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="The recipe to print, or the key to explain.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The recipe to print, or the key to explain.", autocompletion=complete_recipe),
+    ] = None,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Print all values, including defaults and inherited values.")
     ] = False,

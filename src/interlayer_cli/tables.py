@@ -33,6 +33,7 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
     for column in ("params, paper", "ours", "diff", "FLOPs, paper", "ours", "diff", "torch's", "top-1, paper"):
         table.add_column(column, justify="right")
     unexplained = []
+    starred = 0
     rows = TABLES[paper]()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("counting", total=len(rows))
@@ -53,6 +54,8 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
                 _figure(counted.torch_flops, 3),
                 _figure(row.top1, 1),
             )
+            starred += bool(row.parameters_differ) and not counted.parameters_agree
+            starred += bool(row.flops_differ) and not counted.flops_agree
             unexplained += [f"table {row.table}, {row.label}: {what}" for what in counted.unexplained]
     console = Console(width=None if Console().is_terminal else 190)
     console.print(table)
@@ -62,7 +65,15 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
         for what in unexplained:
             typer.echo(f"interlayer: does not agree with the paper: {what}", err=True)
         raise typer.Exit(1)
-    typer.echo(f"{len(rows)} rows: every figure that should agree does.")
+    typer.echo(f"{len(rows)} rows: every figure that should agree does. {_starred(starred)}")
+
+
+def _starred(count: int) -> str:
+    """Says how many figures no reading of the paper reproduces."""
+    if not count:
+        return "No figure is starred."
+    figures = "1 figure is starred" if count == 1 else f"{count} figures are starred"
+    return f"{figures}: no reading of the paper reproduces {'it' if count == 1 else 'them'}, see docs/deviations.md."
 
 
 def _scaling() -> Table:

@@ -7,7 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-RecipeName = Annotated[str, typer.Option(help="Name of a recipe (see `interlayer recipes`), or a .yaml file.")]
+from .completion import complete_recipe
+
+RecipeName = Annotated[
+    str,
+    typer.Option(help="Name of a recipe (see `interlayer recipes`), or a .yaml file.", autocompletion=complete_recipe),
+]
 DataName = Annotated[
     str | None, typer.Option(help="A folder of images or CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME.")
 ]

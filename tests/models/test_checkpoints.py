@@ -349,3 +349,24 @@ def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch):
         interlayer.save_weights(model, tmp_path / "absent" / "weights.safetensors")
     with pytest.raises(interlayer.CheckpointError, match=r"saved as \.safetensors, got 'weights.pth'"):
         interlayer.save_weights(model, tmp_path / "weights.pth")
+
+
+class Executes:
+    """An object whose loading would run code."""
+
+    def __reduce__(self):
+        return print, ("code of the checkpoint ran",)
+
+
+def test_files_that_are_not_checkpoints_give_a_reason_and_no_dangerous_advice(tmp_path, capsys):
+    torch.save({"state_dict": Executes()}, tmp_path / "code.pth")
+    (tmp_path / "text.pth").write_text("hello")
+    reasons = {"code.pth": r"it contains .*print, and loading", "text.pth": "is not a PyTorch file"}
+    for name, reason in reasons.items():
+        with pytest.raises(interlayer.CheckpointError, match=reason) as caught:
+            interlayer.load_weights(torch.nn.Linear(1, 1), tmp_path / name)
+        assert "weights_only=False" not in str(caught.value)
+        assert "`False`" not in str(caught.value)
+    with pytest.raises(interlayer.CheckpointError, match="is a folder, expected a"):
+        interlayer.load_weights(torch.nn.Linear(1, 1), tmp_path)
+    assert "ran" not in capsys.readouterr().out

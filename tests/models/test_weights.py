@@ -127,3 +127,14 @@ def test_every_message_reads_the_same(tmp_path):
     for load in ways:
         with pytest.raises(interlayer.CheckpointError, match=text):
             load()
+
+
+def test_weights_of_another_network_name_ten_tensors_and_count_the_rest():
+    """A message with hundreds of names hides its first sentence."""
+    with torch.device("meta"):
+        model = timm.create_model("resnet18_mrla_light", reading="published")
+    other = {f"blocks.{index}.weight": torch.zeros(1) for index in range(50)}
+    with pytest.raises(interlayer.CheckpointError, match=r"blocks\.9\.weight and 40 more, which") as caught:
+        interlayer.convert_checkpoint(other, model)
+    assert "50 unexpected: blocks.0.weight" in str(caught.value)
+    assert "blocks.10.weight" not in str(caught.value)

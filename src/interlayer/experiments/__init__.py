@@ -2,9 +2,11 @@
 
 from .compare import Comparison, compare, networks_of
 from .evaluate import evaluate
+from .export import ExportError, ExportReport, export_model, export_source
 from .predict import image_files, predict
 from .pretrained import PretrainedNetwork, load_network
 from .shown_images import open_test_images, some_test_images
+from .source import SourceNetwork, source_network
 from .statistics import Difference, paired_difference, verdict
 from .table import comparison_rows, comparison_table
 from .trained import LoadedNetwork, TrainedNetwork, load_run, read_run, task_of
@@ -12,13 +14,18 @@ from .trained import LoadedNetwork, TrainedNetwork, load_run, read_run, task_of
 __all__ = [
     "Comparison",
     "Difference",
+    "ExportError",
+    "ExportReport",
     "LoadedNetwork",
     "PretrainedNetwork",
+    "SourceNetwork",
     "TrainedNetwork",
     "compare",
     "comparison_rows",
     "comparison_table",
     "evaluate",
+    "export_model",
+    "export_source",
     "image_files",
     "load_network",
     "load_run",
@@ -28,6 +35,7 @@ __all__ = [
     "predict",
     "read_run",
     "some_test_images",
+    "source_network",
     "task_of",
     "verdict",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..analysis import Contribution, Setting, combined, count_flops, count_parameters, measure_memory
-from ..models.build import check_size, plain_name, split_name
+from ..models.build import check_network, check_size, plain_name, split_name
 from ..tasks import Metric, task_class
 from ..training import Progress, Recipe, Trainer, TrainingError
 from ..training.data import ImageTransform, open_data
@@ -164,6 +164,8 @@ def compare(
         command: the command that reproduces this comparison, for the record.
     """
     names = networks_of(models)
+    for name in names:  # before the first of them is trained
+        check_network(name)
     if not seeds or len(set(seeds)) != len(seeds):
         raise TrainingError(f"seeds must be different numbers, got {list(seeds)}")
     processes = init_processes(recipe)

@@ -1,5 +1,6 @@
 """Builds a network from its name: NAME, or NAME+MECHANISM:OPTION=VALUE to attach mechanisms to a backbone.
 
+NAME is the name of a timm model, or hf-hub:USER/NAME or local-dir:FOLDER for a model that is stored with its weights.
 All names of models in recipes and on the command line are resolved here.
 """
 
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import timm
 import torch
 import yaml
@@ -17,10 +20,11 @@ from torch import nn
 from .. import hosts
 from ..hosts.finding.probe import reason
 from .errors import ModelError
-from .origin import Origin, all_tensors, record_origin, taken_over
+from .hub import StoredModel, is_stored, read_stored
+from .origin import Origin, all_tensors, origin_of, record_origin, taken_over
 from .pretrained import find_pretrained, pretrained_error
 from .registry import backbone_of, check_name
-from .weights import classifier_names, classifier_parameters, start_from
+from .weights import classifier_names, classifier_parameters, load_weights, start_from
 
 
 def parse_value(text: str) -> Any:
@@ -41,6 +45,8 @@ def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     >>> split_name("deit_small_patch16_224+cb:scaled=true,blocks=all+mrla_light")
     ('deit_small_patch16_224', [('cb', {'scaled': True, 'blocks': 'all'}), ('mrla_light', {})])
     """
+    if is_stored(name) and Path(name.partition(":")[2]).is_dir():  # the name of a folder may contain a +
+        return name, []
     backbone, *attachments = name.split("+")
     mechanisms = []
     for attachment in attachments:
@@ -55,7 +61,27 @@ def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
 def plain_name(name: str) -> str:
     """Returns the name of the backbone that a network extends, or the name itself for a plain backbone."""
     backbone, mechanisms = split_name(name)
+    if is_stored(backbone) and not mechanisms:
+        return plain_name(_read(backbone).name)
     return backbone if mechanisms else backbone_of(backbone)
+
+
+def check_network(name: str) -> None:
+    """Raises an error if the backbone or a mechanism of a name is not known. The network is not built."""
+    backbone, mechanisms = split_name(name)
+    for mechanism, _ in mechanisms:
+        hosts.options_of(mechanism)
+    if is_stored(backbone):
+        check_network(_read(backbone).name)
+    else:
+        _check_backbone(backbone)
+
+
+def _check_backbone(name: str) -> None:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 def build_network(
@@ -76,9 +102,10 @@ def build_network(
 
     Args:
         name: name of a timm model, NAME+MECHANISM, or several mechanisms with options such as
-            "deit_small_patch16_224+cb:scaled=true+mrla_light".
+            "deit_small_patch16_224+cb:scaled=true+mrla_light". NAME may be hf-hub:USER/NAME or local-dir:FOLDER.
         num_classes: number of classes; the default of the model if None.
-        pretrained: whether to load the pretrained weights of the backbone. Ignored if ``weights`` is given.
+        pretrained: whether to load the pretrained weights of the backbone, or the weights of a stored model. Ignored if
+            ``weights`` is given.
         image_size: size of the images, for which networks with a fixed input size are built.
         drop_rate: dropout rate before the classifier.
         drop_path_rate: stochastic depth rate of the backbone, also used by mechanisms that support it.
@@ -103,10 +130,6 @@ def build_network(
             "one mechanism: write them behind each, NAME+cb:scaled=true+mrla_light" if mechanisms else "a mechanism"
         )
         raise ModelError(f"attach_options need {needed}, got --model {name}")
-    try:
-        check_name(backbone)
-    except ValueError as error:
-        raise ModelError(str(error)) from error
     for mechanism, _ in mechanisms:
         hosts.options_of(mechanism)  # an unknown mechanism is reported before the backbone is built
     options = dict(model_options or {})
@@ -115,7 +138,8 @@ def build_network(
     if drop_path_rate:
         options["drop_path_rate"] = drop_path_rate
     pretrained = pretrained and not weights
-    network = _create(backbone, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
+    create = _create_stored if is_stored(backbone) else _create
+    network = create(backbone, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
     origin, tensors = _pretrained_origin(network) if pretrained else (Origin(), {})
     defaults: dict[str, Any] = {}
     if pretrained or weights:
@@ -144,9 +168,18 @@ def build_network(
 def _create(
     name: str, options: dict[str, Any], *, num_classes: int | None, pretrained: bool, image_size: int | None
 ) -> nn.Module:
-    defaults = {"pretrained": pretrained} | ({} if num_classes is None else {"num_classes": num_classes})
+    _check_backbone(name)
     if pretrained:
         options = {**options, **find_pretrained(name, options)}
+    defaults = {"pretrained": pretrained}
+    return _create_with_timm(name, options, defaults, num_classes=num_classes, image_size=image_size)
+
+
+def _create_with_timm(
+    name: str, options: dict[str, Any], defaults: dict[str, Any], *, num_classes: int | None, image_size: int | None
+) -> nn.Module:
+    if num_classes is not None:
+        defaults["num_classes"] = num_classes
     try:
         if image_size and "img_size" not in options:
             try:  # networks with position embeddings for a fixed size
@@ -154,10 +187,12 @@ def _create(
             except TypeError:
                 pass
         return timm.create_model(name, **{**defaults, **options})
-    except (TypeError, RuntimeError, ValueError) as error:
+    except (TypeError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ModelError(f"{name} cannot be built{f' with {given}' if given else ''}: {reason(error)}") from error
     except OSError as error:
+        if not defaults["pretrained"]:
+            raise
         raise pretrained_error(name, reason(error)) from error
 
 
@@ -166,6 +201,9 @@ def _pretrained_origin(network: Any) -> tuple[Origin, dict[str, Any]]:
 
     timm does not load a classifier with another number of classes.
     """
+    recorded = origin_of(network)
+    if recorded.source:  # a stored model, which was built and loaded here
+        return recorded, {name: tensor for name, tensor in all_tensors(network) if name in recorded.loaded}
     config = network.pretrained_cfg or {}
     classes = config.get("num_classes")
     other_head = classes is not None and classes != getattr(network, "num_classes", classes)
@@ -173,6 +211,52 @@ def _pretrained_origin(network: Any) -> tuple[Origin, dict[str, Any]]:
     tensors = {name: tensor for name, tensor in all_tensors(network) if name not in head}
     name = ".".join(filter(None, (config.get("architecture"), config.get("tag"))))
     return Origin(f"timm's pretrained weights {name}", frozenset(tensors), classes if other_head else None), tensors
+
+
+def _read(name: str, *, weights: bool = False) -> StoredModel:
+    try:
+        return read_stored(name, weights=weights)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+
+
+def _create_stored(
+    name: str, options: dict[str, Any], *, num_classes: int | None, pretrained: bool, image_size: int | None
+) -> nn.Module:
+    """Builds a stored model: by timm, or here if its architecture is NAME+MECHANISM."""
+    stored = _read(name, weights=pretrained)
+    backbone, mechanisms = split_name(stored.name)
+    if not mechanisms:
+        try:
+            check_name(backbone)
+        except ValueError as error:
+            raise ModelError(f"{stored.folder}: {error}") from error
+        name, defaults = f"local-dir:{stored.folder}", {"pretrained": pretrained}
+        return _create_with_timm(name, options, defaults, num_classes=num_classes, image_size=image_size)
+    own = {**stored.options, **options}
+    attach_options, size = own.pop("attach_options", None), own.pop("img_size", None)
+    network: Any = build_network(
+        stored.name,
+        num_classes=stored.num_classes if num_classes is None else num_classes,
+        image_size=image_size or size,
+        model_options=own,
+        attach_options=attach_options,
+    )
+    config = {**network.pretrained_cfg, **stored.config, "num_classes": network.num_classes}
+    network.pretrained_cfg = network.default_cfg = config
+    if pretrained:
+        same_size = num_classes in (None, stored.num_classes) and image_size in (None, size)
+        try:
+            file = stored.weights()
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+        if same_size:
+            load_weights(network, file)
+            origin = Origin(str(file), frozenset(name for name, _ in all_tensors(network)))
+        else:
+            origin = start_from(network, file).origin
+        record_origin(network, origin)
+    return network
 
 
 def _attach(

@@ -36,6 +36,8 @@ class CheckpointError(ValueError):
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Descriptions]:
     """Reads the state dict and the descriptions of a .safetensors file or a PyTorch file, without executing code."""
     path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder, expected a .safetensors file or a PyTorch file")
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     try:
@@ -46,14 +48,26 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Descr
                 return {name: file.get_tensor(name) for name in names}, json.loads(metadata.get(METADATA_KEY, "{}"))
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{path} cannot be read as a checkpoint of tensors: {reason[:200]}; expected a .safetensors file, or a "
-            f"PyTorch file that loads with weights_only=True"
+            f"{path} cannot be read as a checkpoint of tensors: {_unreadable_reason(path, error)}; expected a "
+            ".safetensors file, or a PyTorch file that loads with weights_only=True"
         ) from error
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, expected a state dict")
     return dict(checkpoint), recorded_descriptions(checkpoint)
+
+
+def _unreadable_reason(path: Path, error: Exception) -> str:
+    """Returns why a file cannot be read. torch's own message advises to load it in a way that executes its code."""
+    if isinstance(error, (OSError, RuntimeError, safetensors.SafetensorError)):
+        return str(error).strip().splitlines()[0][:200]
+    try:
+        objects = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # files in the format before torch 1.6, and files that are not of torch
+        objects = []
+    if objects:
+        return f"it contains {', '.join(sorted(objects)[:3])}, and loading other objects than tensors can execute code"
+    return "it contains other objects than tensors, or is not a PyTorch file"
 
 
 def save_weights(

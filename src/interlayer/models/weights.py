@@ -57,7 +57,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         lists = [("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.mismatched)]
-        return "; ".join(f"{len(names)} {what}: {_first(names)}" for what, names in lists if names) or "all placed"
+        return "; ".join(f"{len(names)} {what}: {first_names(names)}" for what, names in lists if names) or "all placed"
 
 
 def match_tensors(
@@ -172,5 +172,6 @@ def _without(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str,
     return {name: tensor for name, tensor in tensors.items() if name not in names}
 
 
-def _first(names: list[str], most: int = 8) -> str:
+def first_names(names: list[str], most: int = 10) -> str:
+    """Lists the first names, and the number of those that are not listed."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -241,12 +241,21 @@ def _gathered(
     allowed = allowed.flatten(0, 1).flatten(1, 2).flatten(2)  # [blocks, side², window²]
     allowed = allowed | ~allowed.any(-1, keepdim=True)  # padding queries, which are discarded below
     mask = bias.masked_fill(~allowed, float("-inf")) if bias.dim() > 1 else allowed
-    result = F.scaled_dot_product_attention(
-        queries.flatten(3, 4), neighborhoods(k), neighborhoods(v), attn_mask=mask, scale=plan.scale
-    )
+    result = _attend(queries.flatten(3, 4), neighborhoods(k), neighborhoods(v), mask, plan.scale)
     result = result.unflatten(3, (side, side)).unflatten(2, (down, across))  # [B, heads, down, across, side, side, e]
     result = result.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4).flatten(1, 2)
     return result[:, :, : q.shape[2], : q.shape[3]]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of queries [B, heads, blocks, queries, d], with a mask that is broadcast to the logits."""
+    if not torch.compiler.is_exporting():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    # ONNX has attention in four dimensions only: heads and blocks become one.
+    mask = mask if mask.dim() == 5 else mask.expand(1, q.shape[1], -1, -1, -1)
+    queries, keys, values, merged = (tensor.flatten(1, 2) for tensor in (q, k, v, mask))
+    result = F.scaled_dot_product_attention(queries, keys, values, attn_mask=merged, scale=scale)
+    return result.unflatten(1, q.shape[1:3])
 
 
 halo_attention_operation = Operation(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...hosts import attached_mechanisms
 from ..checkpoints import CheckpointError, check_description, recorded_descriptions, unwrap
-from ..weights import match_tensors
+from ..weights import first_names, match_tensors
 from .family import Family
 from .mrla import MRLA
 from .pvt_v2 import PVT_V2
@@ -60,7 +60,7 @@ def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[
     unknown = [name for name in report.unexpected if name in source]
     report.check(
         "the checkpoint does not fit the model",
-        f"; unknown: {', '.join(unknown)}, which the conversion does not rename" if unknown else "",
+        f"; unknown: {first_names(unknown)}, which the conversion does not rename" if unknown else "",
     )
     return {name: converted[name] for name in expected}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import timm
-from timm.models import register_model
+from timm.models import load_pretrained, register_model
 from torch import nn
 
 from ... import hosts
@@ -80,15 +80,16 @@ def build(
 
     Args:
         row: the named model.
-        pretrained: must be False, because no weights of these models are distributed.
+        pretrained: whether to load the weights that `pretrained_cfg` names; none are distributed with this library.
         reading: "paper", or "published" for the authors' program, including its stem and heads if they differ.
         attach_options: options of `interlayer.attach` that replace those of the row, such as {"drop_path": 0.0}.
-        pretrained_cfg: ignored; passed by timm.
+        pretrained_cfg: the configuration of a stored model, passed by timm for local-dir:FOLDER and hf-hub:USER/NAME.
         pretrained_cfg_overlay: entries of the model's configuration to replace, such as its mean and std.
-        cache_dir: ignored; passed by timm.
+        cache_dir: the folder of downloaded weights; passed by timm.
         backbone_options: options of `timm.create_model` for the backbone.
     """
-    if pretrained:
+    stored = dict(pretrained_cfg) if isinstance(pretrained_cfg, Mapping) else {}
+    if pretrained and not stored:
         names = [name for name in (row.companion, row.mechanism) if name]
         start = f"timm.create_model({row.backbone!r}, pretrained=True)"
         for name in names:
@@ -106,9 +107,11 @@ def build(
     if reading == "published":
         options |= row.published_options
         row_options |= row.published_backbone
+    if stored:
+        backbone_options.setdefault("num_classes", stored["num_classes"])
     model = timm.create_model(row.backbone, pretrained=False, **{**row_options, **backbone_options})
     config = {**(model.pretrained_cfg or {}), **default_cfgs[row.name], "architecture": row.name}
-    config |= pretrained_cfg_overlay or {}
+    config |= {**stored, **(pretrained_cfg_overlay or {})}
     config["num_classes"] = backbone_options.get("num_classes", config["num_classes"])
     model.pretrained_cfg = model.default_cfg = config  # type: ignore[assignment]
     if row.companion:
@@ -117,4 +120,6 @@ def build(
         if reading != "paper" or "reading" in hosts.options_of(row.mechanism):
             options["reading"] = reading
         hosts.attach(model, row.mechanism, **{**options, **(attach_options or {})})
+    if pretrained:
+        load_pretrained(model, {**config, **stored}, num_classes=config["num_classes"], cache_dir=cache_dir)
     return model
