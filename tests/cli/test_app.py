@@ -70,7 +70,7 @@ def test_an_error_of_the_operating_system_names_the_file(tmp_path):
 
 
 def test_compare_refuses_unknown_names_before_it_trains(tmp_path):
-    """The plain network would be trained first."""
+    """The plain network would be measured first, which takes minutes."""
     message = fails("compare", "--model", "resnet18+mrla_lite", "--output", tmp_path / "out")
     assert "unknown mechanism 'mrla_lite'" in message
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from huggingface_hub import CommitInfo, HfApi, RepoUrl
 import interlayer
 from interlayer.experiments import TrainedNetwork, source_network
 from interlayer.models.build import ModelError, build_network, plain_name, split_name
-from interlayer.models.hub import read_stored, repository_of
+from interlayer.models.hub import read_stored
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 VIT = {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -222,7 +222,7 @@ def test_code_in_a_checkpoint_is_not_executed(finished_run, tmp_path, capsys):
 
 OFFLINE = {
     "build_network('hf-hub:user/name', pretrained=True)": "user/name is not on this machine, and 127.0.0.1",
-    "build_network('resnet18', pretrained=True)": "cannot be reached: give weights=FILE",
+    "build_network('resnet18', pretrained=True)": "give a file of them, weights=FILE",
     "build_network('hf-hub:', pretrained=True)": "has no model id",
     "interlayer.push_to_hub('runs/mine', 'user/name')": "so user/name was not uploaded",
 }
@@ -258,7 +258,7 @@ for program in {list(OFFLINE)!r}:
 def test_weights_in_the_cache_are_used_offline(tmp_path, monkeypatch):
     """The cache is laid out as the Hub's client does, so that no request is needed."""
     network = timm.create_model("resnet10t", num_classes=1000)
-    repository = repository_of("resnet10t")
+    repository = timm.get_pretrained_cfg("resnet10t").hf_hub_id
     cache = tmp_path / f"models--{repository.replace('/', '--')}"
     snapshot = cache / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

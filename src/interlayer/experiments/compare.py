@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..analysis import Contribution, Setting, combined, count_flops, count_parameters, measure_memory
-from ..models.build import check_network, check_size, plain_name, split_name
+from ..models.build import ModelError, check_network, check_size, plain_name, split_name
 from ..tasks import Metric, task_class
 from ..training import Progress, Recipe, Trainer, TrainingError
 from ..training.data import ImageTransform, open_data
@@ -164,8 +164,7 @@ def compare(
         command: the command that reproduces this comparison, for the record.
     """
     names = networks_of(models)
-    for name in names:  # before the first of them is trained
-        check_network(name)
+    _check_names(names)
     if not seeds or len(set(seeds)) != len(seeds):
         raise TrainingError(f"seeds must be different numbers, got {list(seeds)}")
     processes = init_processes(recipe)
@@ -206,6 +205,15 @@ def compare(
     if processes.is_main:
         write_json(folder / "comparison.json", _as_json(comparison))
     return comparison
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raises if a name is not known, before any network is measured, which can take minutes."""
+    for name in names:
+        try:
+            check_network(name)
+        except ModelError as error:
+            raise TrainingError(str(error)) from error
 
 
 def _results(folders: dict[str, list[Path]], metric: Metric, costs: dict[str, tuple[int, int, int]]) -> list[Result]:

@@ -21,7 +21,8 @@ from timm.models._hub import save_config_for_hf
 from ..hosts import options_of
 from ..models.build import build_network, split_name
 from ..models.checkpoints import save_weights
-from ..models.hub import CONFIG_FILE, WEIGHTS_FILE, hub_errors, hub_reachable, is_stored, read_stored
+from ..models.hub import CONFIG_FILE, WEIGHTS_FILE, hub_errors, is_stored, read_stored
+from ..models.pretrained import unreachable_reason
 from ..training.files import TrainingError, write_text, writing
 from .model_card import model_card
 from .source import SourceNetwork, source_network
@@ -101,7 +102,7 @@ def push_to_hub(
     >>> interlayer.push_to_hub("runs/mine", "user/my-model", license="apache-2.0")
     """
     repository = repository.removeprefix("hf-hub:")
-    if api is None and not hub_reachable():
+    if api is None and unreachable_reason():
         raise TrainingError(
             f"the Hub cannot be reached, so {repository} was not uploaded: save_for_hub (interlayer push ... "
             "local-dir:FOLDER) writes the same files to a folder"

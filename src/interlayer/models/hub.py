@@ -7,24 +7,22 @@ from PyTorch files with weights_only=True.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
-from urllib.request import getproxies
 
 import huggingface_hub
-import timm
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from timm.models._factory import parse_model_name
 from timm.models._hub import _PREFERRED_FILES, hf_split, load_model_config_from_path
 
+from .pretrained import unreachable_reason
+
 PREFIXES = ("hf-hub:", "local-dir:")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def read_stored(name: str, *, weights: bool = False) -> StoredModel:
 def _download(identifier: str, *, weights: bool) -> Path:
     """Downloads a model from the Hub and returns its folder in the cache. Offline, the cache alone is used."""
     repository, revision = hf_split(identifier)
-    offline = not hub_reachable()
+    offline = bool(unreachable_reason())
 
     def fetch(filename: str) -> Path:
         return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision, local_files_only=offline))
@@ -104,43 +102,6 @@ def _download(identifier: str, *, weights: bool) -> Path:
             except EntryNotFoundError:
                 continue
     return folder
-
-
-def cached_weights(name: str) -> Path | None:
-    """Returns the pretrained weights of a timm model in the cache of the Hub; None if they are not there."""
-    config = timm.get_pretrained_cfg(name)
-    repository = repository_of(name)
-    if config is None or repository is None:
-        return None
-    for filename in filter(None, (config.hf_hub_filename, WEIGHTS_FILE, "pytorch_model.bin")):
-        found = huggingface_hub.try_to_load_from_cache(repository, filename)
-        if isinstance(found, str):
-            return Path(found)
-    return None
-
-
-def repository_of(name: str) -> str | None:
-    """Returns the repository on the Hub that holds the pretrained weights of a timm model; None if there is none."""
-    config = timm.get_pretrained_cfg(name)
-    if config is None or not config.hf_hub_id:
-        return None
-    tag = f".{config.tag}" if config.tag else ""
-    return f"{config.hf_hub_id}{config.architecture}{tag}" if config.hf_hub_id.endswith("/") else config.hf_hub_id
-
-
-def hub_reachable() -> bool:
-    """Whether the Hub accepts a connection. Its own client would retry for a minute before it gives up."""
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return False
-    if getproxies():  # a connection through a proxy is left to the client
-        return True
-    address = urlparse(huggingface_hub.constants.ENDPOINT)
-    try:
-        port = address.port or (80 if address.scheme == "http" else 443)
-        socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def unreachable(what: str, remedy: str) -> str:

@@ -48,7 +48,7 @@ def find_pretrained(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if not config.hf_hub_id or config.file:
         return {}
-    why = _unreachable_reason()
+    why = unreachable_reason()
     cached = _cached_file(config.hf_hub_id, config.hf_hub_filename) if why else ""
     if why and not cached:
         raise pretrained_error(name, why)
@@ -63,7 +63,7 @@ def _cached_file(repository: str, filename: str | None) -> str:
     return next((path for path in found if isinstance(path, str)), "")
 
 
-def _unreachable_reason() -> str:
+def unreachable_reason() -> str:
     """Returns why the Hugging Face Hub cannot be reached; an empty string if it can."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
