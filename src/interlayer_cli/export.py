@@ -16,7 +16,7 @@ def export(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="weights=FILE; for a model also pretrained=true, num_classes, image_size."
+            metavar="[KEY=VALUE]...", help="weights=FILE; for a model also pretrained=true, and image_size=288."
         ),
     ] = None,
     file_format: Annotated[
@@ -41,10 +41,11 @@ def export(
     Examples: `interlayer export runs/20250101-120000-resnet50 --format onnx`,
     `interlayer export resnet50+mrla_light weights=resnet50.safetensors --output resnet50.pt2`
     """
+    import torch
     from rich.console import Console
 
+    from interlayer.experiments import load_network
     from interlayer.experiments.export import FORMATS, export_source
-    from interlayer.experiments.source import source_network
 
     from .display import file_name, log_to_stderr
 
@@ -53,10 +54,10 @@ def export(
         raise ValueError(f"give --format {' or --format '.join(FORMATS)}")
     path = output or Path(f"{file_name(Path(source).name)}.{file_format}")
     with Console(stderr=True).status("exporting"):
+        loaded = load_network(source, overrides or [], device=torch.device("cpu"))
         report = export_source(
-            source_network(source, overrides or []), path, format=file_format, batch_size=batch_size,
-            tolerance=tolerance, overwrite=overwrite,
-        )  # fmt: skip
+            loaded, path, format=file_format, batch_size=batch_size, tolerance=tolerance, overwrite=overwrite
+        )
     sizes = " and ".join(map(str, report.batch_sizes))
     batches = f"batches of {sizes} images" if sizes != "1" else "a batch of 1 image"
     typer.echo(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import interlayer
-from interlayer.experiments import export_source, source_network
+from interlayer.experiments import export_source, load_network
 from interlayer.models.build import build_network
 
 HAS_ONNX = all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
@@ -139,7 +139,7 @@ def test_wrong_names_give_a_sentence(network, name, options, sentence, tmp_path)
 
 
 def test_a_run_is_exported_with_its_classes_and_its_transform(finished_run, tmp_path):
-    source = source_network(str(finished_run))
+    source = load_network(str(finished_run))
     report = export_source(source, tmp_path / "run.pt2")
     exported, metadata = load(report.path)
     assert metadata["model"] == "preresnet20_cifar+mrla_light:channels_per_head=8"
@@ -152,18 +152,12 @@ def test_a_run_is_exported_with_its_classes_and_its_transform(finished_run, tmp_
         torch.testing.assert_close(exported(images), source.network(images))
 
 
-def test_a_model_without_weights_is_exported_with_a_warning(tmp_path, caplog):
-    source = source_network("preresnet20_cifar", ["num_classes=4", "model_options.blocks=1"])
-    assert "preresnet20_cifar has random weights" in caplog.text
-    assert source.network.num_classes == 4
-
-
 def test_the_head_of_a_weights_file_is_exported_whatever_its_size(tmp_path, caplog):
     """A head of another size than the model's default is not replaced by a random one."""
     trained = timm.create_model("preresnet20_cifar", num_classes=7, blocks=1)
     interlayer.save_weights(trained, tmp_path / "seven.safetensors")
     weights = f"weights={tmp_path / 'seven.safetensors'}"
-    source = source_network("preresnet20_cifar", [weights, "model_options={blocks: 1}"])
+    source = load_network("preresnet20_cifar", [weights, "model_options={blocks: 1}"])
     assert caplog.text == ""
     for name, tensor in trained.state_dict().items():
         assert torch.equal(tensor, source.network.state_dict()[name]), name
@@ -173,10 +167,11 @@ def test_the_head_of_a_weights_file_is_exported_whatever_its_size(tmp_path, capl
     ("source", "overrides", "sentence"),
     [
         ("nowhere/run", [], "nowhere/run: no such folder"),
+        ("preresnet20_cifar", [], "preresnet20_cifar has no trained weights: give weights=FILE"),
         ("preresnet20_cifar", ["epochs=3"], "epochs has no effect here; the options are: weights, pretrained"),
         ("resnet1a8", [], "unknown model 'resnet1a8'; did you mean resnet18"),
     ],
 )
 def test_unknown_sources_give_a_sentence(source, overrides, sentence):
     with pytest.raises(ValueError, match=sentence):
-        source_network(source, overrides)
+        load_network(source, overrides)

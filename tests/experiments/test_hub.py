@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import CommitInfo, HfApi, RepoUrl
 
 import interlayer
-from interlayer.experiments import TrainedNetwork, source_network
+from interlayer.experiments import TrainedNetwork, load_network
 from interlayer.models.build import ModelError, build_network, plain_name, split_name
 from interlayer.models.hub import read_stored
 
@@ -45,7 +45,7 @@ def test_a_run_is_stored_and_loaded_by_the_name_of_its_folder(finished_run, tmp_
     trained = TrainedNetwork(finished_run, device=torch.device("cpu"))
     assert torch.equal(logits(again, images), logits(trained.network, images))
     assert split_name(read_stored(f"local-dir:{folder}").name)[1] == [("mrla_light", {"channels_per_head": 8})]
-    source = source_network(f"local-dir:{folder}")
+    source = load_network(f"local-dir:{folder}")
     assert source.classes == [str(digit) for digit in range(10)]
     assert source.transform.size == 8
     assert source.transform.mean == trained.transform.mean
@@ -170,7 +170,7 @@ def test_uploading_sends_the_files_of_the_folder(finished_run, tmp_path):
 
 
 def test_random_weights_are_not_stored(tmp_path):
-    with pytest.raises(ValueError, match=r"resnet10t has random weights: give weights=FILE or pretrained=true"):
+    with pytest.raises(ValueError, match=r"resnet10t has no trained weights: give weights=FILE, or pretrained=true"):
         interlayer.save_for_hub("resnet10t", tmp_path / "stored")
     assert list(tmp_path.iterdir()) == []
 

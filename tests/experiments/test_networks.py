@@ -76,6 +76,8 @@ def test_an_attached_mechanism_starts_as_the_identity(photographs, weights):
         evaluate(load_network(name, [f"weights={path}", *CPU]), str(photographs / "val"))
         for name in (MODEL, f"{MODEL}+mrla_light:channels_per_head=8")
     )
+    assert attached.pop("contribution")["changed"] == 0
+    assert plain.pop("contribution") is None
     assert {**plain, "model": ""} == {**attached, "model": ""}
 
 

@@ -6,7 +6,6 @@ from .export import ExportError, ExportReport, export_model, export_source
 from .predict import image_files, predict
 from .pretrained import PretrainedNetwork, load_network
 from .shown_images import open_test_images, some_test_images
-from .source import SourceNetwork, source_network
 from .statistics import Difference, paired_difference, verdict
 from .table import comparison_rows, comparison_table
 from .trained import LoadedNetwork, TrainedNetwork, load_run, read_run, task_of
@@ -18,7 +17,6 @@ __all__ = [
     "ExportReport",
     "LoadedNetwork",
     "PretrainedNetwork",
-    "SourceNetwork",
     "TrainedNetwork",
     "compare",
     "comparison_rows",
@@ -35,7 +33,6 @@ __all__ = [
     "predict",
     "read_run",
     "some_test_images",
-    "source_network",
     "task_of",
     "verdict",
 ]

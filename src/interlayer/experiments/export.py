@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..ops import backend
 from ..training.files import writing
-from .source import SourceNetwork
+from .trained import LoadedNetwork
 
 FORMATS = ("onnx", "pt2")
 METADATA_FILE = "metadata.json"  # the extra file of a .pt2 file
@@ -124,12 +124,12 @@ def export_model(
     return report
 
 
-def export_source(source: SourceNetwork, path: Path, **options: Any) -> ExportReport:
+def export_source(source: LoadedNetwork, path: Path, **options: Any) -> ExportReport:
     """Exports the network of a run or of a named model, with its classes and the transform of its images."""
     transform = source.transform
     metadata = {
         "model": source.recipe.model,
-        "classes": source.classes,
+        "classes": source.classes if source.class_names else [],
         "mean": list(transform.mean),
         "std": list(transform.std),
         "interpolation": transform.interpolation,

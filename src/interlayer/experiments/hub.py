@@ -25,7 +25,8 @@ from ..models.hub import CONFIG_FILE, WEIGHTS_FILE, hub_errors, is_stored, read_
 from ..models.pretrained import unreachable_reason
 from ..training.files import TrainingError, write_text, writing
 from .model_card import model_card
-from .source import SourceNetwork, source_network
+from .pretrained import load_network
+from .trained import LoadedNetwork
 
 CARD_FILE = "README.md"
 IMAGE_KEYS = (
@@ -63,7 +64,7 @@ def save_for_hub(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TrainingError(f"{folder} exists: choose another folder")
-    loaded = _trained_source(source, overrides)
+    loaded = load_network(source, overrides, device=torch.device("cpu"))
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -122,22 +123,14 @@ def push_to_hub(
     return str(commit)
 
 
-def _trained_source(source: str, overrides: Sequence[str]) -> SourceNetwork:
-    loaded = source_network(source, overrides)
-    trained = loaded.summary or loaded.recipe.pretrained or loaded.recipe.weights
-    if not trained:
-        raise TrainingError(f"{source} has random weights: give weights=FILE or pretrained=true")
-    return loaded
-
-
-def _write(loaded: SourceNetwork, folder: Path, license: str, name: str) -> None:
+def _write(loaded: LoadedNetwork, folder: Path, license: str, name: str) -> None:
     network: Any = loaded.network
     architecture, options = _architecture(loaded)
     config = {
         "architecture": architecture,
         "num_classes": network.num_classes,
         "pretrained_cfg": _image_config(loaded),
-        **({"label_names": loaded.classes} if loaded.classes else {}),
+        **({"label_names": loaded.class_names.names} if loaded.class_names and loaded.classes else {}),
     }
     save_config_for_hf(network, folder / CONFIG_FILE, model_config=config, model_args=options)
     save_weights(network, folder / WEIGHTS_FILE)
@@ -145,7 +138,7 @@ def _write(loaded: SourceNetwork, folder: Path, license: str, name: str) -> None
     _check(loaded, folder)
 
 
-def _image_config(loaded: SourceNetwork) -> dict[str, Any]:
+def _image_config(loaded: LoadedNetwork) -> dict[str, Any]:
     """Returns the configuration in timm's format: the transform of images, and the names of layers."""
     network: Any = loaded.network
     transform = loaded.transform
@@ -160,7 +153,7 @@ def _image_config(loaded: SourceNetwork) -> dict[str, Any]:
     }
 
 
-def _architecture(loaded: SourceNetwork) -> tuple[str, dict[str, Any]]:
+def _architecture(loaded: LoadedNetwork) -> tuple[str, dict[str, Any]]:
     """Returns the name and the options with which `build_network` builds the network again, without stored models."""
     recipe = loaded.recipe
     backbone, mechanisms = split_name(recipe.model)
@@ -205,7 +198,7 @@ def _takes_image_size(backbone: str, options: dict[str, Any], size: int) -> bool
     return True
 
 
-def _check(loaded: SourceNetwork, folder: Path) -> None:
+def _check(loaded: LoadedNetwork, folder: Path) -> None:
     """Raises unless the network that the folder describes computes what the original network computes."""
     again = build_network(f"local-dir:{folder}", pretrained=True).eval()
     images = torch.randn(2, 3, loaded.transform.size, loaded.transform.size, generator=torch.Generator().manual_seed(0))

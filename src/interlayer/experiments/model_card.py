@@ -10,13 +10,13 @@ from ..hosts import MECHANISMS
 from ..models.build import plain_name, split_name
 from ..models.rows import ROWS
 from ..papers.citations import citations_of
-from .source import SourceNetwork
+from .trained import LoadedNetwork
 
 SHOWN_CLASSES = 20
 RECIPE_KEYS = ("data", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "pretrained", "seed")
 
 
-def model_card(loaded: SourceNetwork, architecture: str, *, name: str, license: str) -> str:
+def model_card(loaded: LoadedNetwork, architecture: str, *, name: str, license: str) -> str:
     """Returns the model card of a network: what it is, how it was trained and tested, how to load it, what to cite.
 
     Args:
@@ -48,8 +48,8 @@ def _mechanisms(architecture: str) -> list[str]:
     return own + [key for key, _ in attached]
 
 
-def _details(loaded: SourceNetwork, mechanisms: list[str]) -> dict[str, Any]:
-    transform, classes = loaded.transform, loaded.classes
+def _details(loaded: LoadedNetwork, mechanisms: list[str]) -> dict[str, Any]:
+    transform, classes = loaded.transform, loaded.classes if loaded.class_names else []
     parameters = sum(parameter.numel() for parameter in loaded.network.parameters())
     details: dict[str, Any] = {
         "Mechanisms": {key: MECHANISMS[key].about for key in mechanisms if key in MECHANISMS},

@@ -15,6 +15,7 @@ from torch import nn
 from .. import hosts
 from ..models.build import ModelError, build_network, split_name
 from ..models.checkpoints import read_checkpoint, unwrap
+from ..models.hub import is_stored
 from ..models.registry import check_name
 from ..models.weights import classifier_parameters
 from ..training import Recipe, TrainingError, load_recipe
@@ -30,7 +31,6 @@ from .trained import (
     task_of,
 )
 
-STORED = ("hf-hub:", "hf_hub:", "local-dir:")  # timm's prefixes of stored models, which have their own weights
 MODEL_KEYS = ("weights", "pretrained", "model_options", "attach_options")
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class PretrainedNetwork(LoadedNetwork):
 
     def __init__(self, model: str, overrides: Sequence[str] = (), *, device: torch.device | None = None) -> None:
         recipe = load_recipe("default", overrides, model=model)
-        if model.startswith(STORED) and not recipe.weights:
+        if is_stored(model) and not recipe.weights:  # it has its own weights
             recipe = recipe.replace(pretrained=True)
         given = check_overrides(overrides, (*MODEL_KEYS, *TRANSFORM_KEYS, *LOADING_KEYS))
         if not recipe.pretrained and not recipe.weights:
@@ -73,25 +73,28 @@ class PretrainedNetwork(LoadedNetwork):
         super().__init__(recipe, task_of(recipe, names), network, transform, class_names=class_names, device=device)
 
 
-def load_network(name: str, overrides: Sequence[str] = (), *, weights: Path | None = None) -> LoadedNetwork:
+def load_network(
+    name: str, overrides: Sequence[str] = (), *, weights: Path | None = None, device: torch.device | None = None
+) -> LoadedNetwork:
     """Loads the network of a run if ``name`` is its folder, and otherwise the model of this name.
 
     Args:
         name: the folder of a run, or a model as in `PretrainedNetwork`.
         overrides: ``key=value`` strings, see `TrainedNetwork` and `PretrainedNetwork`.
-        weights: a weights file; instead of it, a model accepts "weights=FILE" among the overrides.
+        weights: a weights file; instead of it, "weights=FILE" can be among the overrides.
+        device: the device of the network; the one that the overrides name if None, or a GPU if available.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         files = [text.partition("=")[2] for text in overrides if text.startswith("weights=")]
         others = [text for text in overrides if not text.startswith("weights=")]
-        return TrainedNetwork(folder, weights or (Path(files[-1]) if files else None), overrides=others)
+        return TrainedNetwork(folder, weights or (Path(files[-1]) if files else None), device=device, overrides=others)
     try:
-        if not name.startswith(STORED):
+        if not is_stored(name):
             check_name(split_name(name)[0])
     except ValueError as error:
         raise TrainingError(f"{name}: no such folder of a run, and {error}") from error
-    return PretrainedNetwork(name, [*overrides, *([f"weights={weights}"] if weights else [])])
+    return PretrainedNetwork(name, [*overrides, *([f"weights={weights}"] if weights else [])], device=device)
 
 
 def _build(recipe: Recipe) -> nn.Module:
