@@ -15,10 +15,13 @@ from test_trainer import stop_after
 import interlayer
 from interlayer.models import save_weights
 from interlayer.models.build import ModelError, build_network
-from interlayer.models.origin import origin_of
+from interlayer.models.origin import origin_of, untrained_mechanisms
 from interlayer.training import Stopped, Trainer, load_recipe, train
 from interlayer.training.optimization import make_optimizer, make_scheduler
+from interlayer.training.overview import overview_of
+from interlayer.training.processes import init_processes
 from interlayer.training.recipe import RecipeError
+from interlayer.training.setup import set_up
 
 VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32}
 CPU = torch.device("cpu")
@@ -380,7 +383,9 @@ def test_a_run_says_what_is_new_and_its_rates(tuned, tmp_path, trained):
     assert "instead of 64, one per core" in lines[2]
     assert "16,686 new (11,556 of the mechanism and 5,130 of the classifier)" in lines[3]
     head = "the classifier for 5 classes is replaced by a new one for 10"
-    assert lines[4] == f"weights: {trained['resnet10t']}, 84 tensors loaded; {head}"
+    assert (
+        lines[4] == f"weights: {trained['resnet10t']}, 84 tensors loaded; {head}; the mechanism starts as the identity"
+    )
     # stem, four blocks, classifier: the stem is five layers before the classifier
     rates = "0.000625 to 0.01 for loaded parameters and 0.2 for new ones (sgd)"
     assert lines[5] == f"learning rate: {rates}; only new parameters are trained for the first 3 steps"
@@ -406,3 +411,36 @@ def test_values_that_cannot_be_are_refused(small, values, message):
     with pytest.raises(RecipeError, match=message):
         small(**values)
     assert math.isfinite(small().new_lr_scale)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "line"),
+    [
+        ("mrla_light:channels_per_head=8", "the mechanism starts as the identity"),
+        ("cb:scaled=true", "the mechanism starts as the identity"),
+        ("cb", "the untrained mechanism changes its outputs from the start"),
+        ("mrla_light:channels_per_head=8,init=paper", "the untrained mechanism changes its outputs from the start"),
+    ],
+)
+def test_the_opening_lines_say_whether_the_mechanism_starts_as_the_identity(mechanism, line, tmp_path):
+    """A user would believe that the function of the pretrained network is preserved, also behind a head of zeros."""
+    options = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+    start = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=16, **options)
+    save_weights(start, tmp_path / "start.safetensors")
+    recipe = load_recipe(
+        "finetune", model=f"vit_tiny_patch16_224+{mechanism}", model_options=options, image_size=16, data="digits",
+        weights=str(tmp_path / "start.safetensors"), device="cpu", workers=0,
+    )  # fmt: skip
+    setup = set_up(recipe, init_processes(recipe), None)
+    assert overview_of(setup).network[1].endswith(line)
+
+
+def test_weights_with_the_mechanism_are_not_called_untrained(tmp_path):
+    """Weights that were trained with context broadcasting, which has no tensors, would be said to be changed by it."""
+    name, options = "vit_tiny_patch16_224+cb", {"depth": 2, "embed_dim": 32, "num_heads": 2}
+    trained = build_network(name, num_classes=5, image_size=16, model_options=options)
+    save_weights(trained, tmp_path / "trained.safetensors")
+    again = build_network(
+        name, num_classes=5, image_size=16, model_options=options, weights=str(tmp_path / "trained.safetensors")
+    )
+    assert untrained_mechanisms(again, origin_of(again)) == []

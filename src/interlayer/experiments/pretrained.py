@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +11,10 @@ import timm
 import torch
 from torch import nn
 
-from .. import hosts
 from ..models.build import ModelError, build_network, split_name
 from ..models.checkpoints import read_checkpoint, unwrap
 from ..models.hub import is_stored
+from ..models.origin import changes_outputs, origin_of
 from ..models.registry import check_name
 from ..models.weights import classifier_parameters
 from ..training import Recipe, TrainingError, load_recipe
@@ -138,17 +137,7 @@ def _num_classes(network: nn.Module) -> int:
 
 def _warn_if_untrained(network: nn.Module, recipe: Recipe, size: int) -> None:
     """Warns if a mechanism that the weights do not contain changes the output of the network."""
-    prefixes = tuple(f"{name}." for name in hosts.attached_mechanisms(network))
-    if not prefixes:
-        return
-    loaded = unwrap(read_checkpoint(recipe.weights)[0]) if recipe.weights else {}
-    if any(name.startswith(prefixes) for name in loaded):
-        return
-    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
-    plain = hosts.detach(copy.deepcopy(network))
-    with torch.no_grad(), hosts.evaluating(network), hosts.evaluating(plain):
-        if not torch.equal(network(image), plain(image)):
-            logger.warning(
-                "the weights do not contain what is attached to %s, which is untrained and changes its output",
-                recipe.model,
-            )
+    if changes_outputs(network, origin_of(network), size):
+        logger.warning(
+            "the weights do not contain what is attached to %s, which is untrained and changes its output", recipe.model
+        )

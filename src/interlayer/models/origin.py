@@ -6,10 +6,12 @@ and to train them alone while the rest is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .. import hosts
 from ..mechanisms import UniformHeadAttention
@@ -25,11 +27,13 @@ class Origin:
         source: the trained weights: a file, or timm's name of pretrained weights; empty if there are none.
         loaded: names of the parameters and buffers that were loaded.
         classes: number of classes of the loaded classifier; None if it was loaded as it is, or is not known.
+        described: names of the mechanisms that a weights file describes, some of which have no tensors.
     """
 
     source: str = ""
     loaded: frozenset[str] = frozenset()
     classes: int | None = None
+    described: frozenset[str] = frozenset()
 
     def new_parameters(self, network: nn.Module) -> dict[str, nn.Parameter]:
         """Returns the parameters of the network that were not loaded, by name."""
@@ -47,8 +51,46 @@ def origin_of(network: nn.Module) -> Origin:
         origin = module.__dict__.get(ATTRIBUTE)
         if origin is not None:
             loaded = frozenset(f"{prefix}.{name}" if prefix else name for name in origin.loaded)
-            return Origin(origin.source, loaded, origin.classes)
+            described = frozenset(f"{prefix}.{name}" if prefix else name for name in origin.described)
+            return Origin(origin.source, loaded, origin.classes, described)
     return Origin()
+
+
+def untrained_mechanisms(network: nn.Module, origin: Origin) -> list[str]:
+    """Returns the names of attached mechanisms that did not come from the trained weights."""
+    return [
+        name
+        for name in hosts.attached_mechanisms(network)
+        if name not in origin.described and not any(loaded.startswith(f"{name}.") for loaded in origin.loaded)
+    ]
+
+
+def changes_outputs(network: nn.Module, origin: Origin, size: int) -> bool:
+    """Whether untrained mechanisms change what a network computes with trained weights.
+
+    Args:
+        size: height and width of the image on which the network is run with and without its mechanisms.
+    """
+    if not origin.source or not untrained_mechanisms(network, origin):
+        return False
+    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    forward: Any = getattr(network, "forward_features", network)  # a classifier of zeros would hide every change
+    with torch.no_grad(), hosts.evaluating(network):
+        try:
+            with hosts.switched_off(network):
+                without = forward(image)
+        except ValueError:  # it replaces layers of the network
+            return True
+        outputs = forward(image)
+    return not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(_tensors(outputs), _tensors(without), strict=True))
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    """Returns the tensors of the output of a network, which may be nested."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (list, tuple)) else ()
+    return [tensor for value in values for tensor in _tensors(value)]
 
 
 def all_tensors(network: nn.Module) -> Iterator[tuple[str, object]]:

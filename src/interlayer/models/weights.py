@@ -146,7 +146,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     widened = {name for name in own if own[name].shape != narrow[name].shape}  # some of its columns are new
     loaded = (set(own) - widened) | taken_over(network, report.placed)
     classes = next((len(tensors[name]) for name in sorted(other_head)), None)
-    return replace(report, origin=Origin(str(path), frozenset(loaded), classes))
+    return replace(report, origin=Origin(str(path), frozenset(loaded), classes, frozenset(descriptions)))
 
 
 def classifier_names(network: nn.Module) -> set[str]:

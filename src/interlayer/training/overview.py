@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..hosts import attached_mechanisms
+from ..models.origin import untrained_mechanisms
 from .data.resident import ResidentTrainBatches
 from .recipe import Recipe
 from .setup import TrainingSetup
@@ -107,7 +108,14 @@ def _weights(setup: TrainingSetup) -> str:
         head = f"; the classifier for {origin.classes} classes is replaced by a new one for {len(setup.task.classes)}"
     elif setup.recipe.zero_head:
         head = "; the classifier is reset to zeros"
-    return f"{origin.source}, {_plural(len(origin.loaded), 'tensor')} loaded{head}"
+    start = ""
+    if untrained_mechanisms(setup.network, origin):
+        start = (
+            "; the untrained mechanism changes its outputs from the start"
+            if setup.starts_changed
+            else "; the mechanism starts as the identity"
+        )
+    return f"{origin.source}, {_plural(len(origin.loaded), 'tensor')} loaded{head}{start}"
 
 
 def _learning_rates(setup: TrainingSetup) -> str:

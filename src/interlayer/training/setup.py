@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..models.build import ModelError, check_size, split_name
-from ..models.origin import Origin, origin_of
+from ..models.origin import Origin, changes_outputs, origin_of
 from ..models.pretrained import find_pretrained
 from ..models.registry import check_name
 from ..tasks import Task, TaskError, make_task
@@ -70,6 +70,7 @@ class TrainingSetup:
         ema: the moving average of the weights; None if the recipe has none.
         origin: which tensors of the network came from trained weights.
         freeze: what is frozen, and for how long.
+        starts_changed: whether an untrained mechanism changes what the network with the trained weights computes.
     """
 
     recipe: Recipe
@@ -88,6 +89,7 @@ class TrainingSetup:
     ema: ModelEmaV3 | None
     origin: Origin
     freeze: Freeze
+    starts_changed: bool
 
     @property
     def device(self) -> torch.device:
@@ -187,6 +189,7 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     if device.type == "cuda":
         torch.cuda.synchronize()  # makes the loaded images visible to every stream
     origin = origin_of(network)
+    starts_changed = changes_outputs(network, origin, transform.size)
     network = _place(network, recipe, processes)
     optimizer = make_optimizer(recipe, network, device, origin)
     scheduler = make_scheduler(recipe, optimizer, batches.steps)
@@ -200,7 +203,7 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     seed_libraries(mixed_seed("steps", recipe.seed, processes.rank))
     return TrainingSetup(
         recipe, processes, task, data, loading, batches, held_out, network, replicated, model,
-        optimizer, scheduler, scaler, ema, origin, freeze,
+        optimizer, scheduler, scaler, ema, origin, freeze, starts_changed,
     )  # fmt: skip
 
 
