@@ -134,12 +134,13 @@ def export_source(source: LoadedNetwork, path: Path, **options: Any) -> ExportRe
         "std": list(transform.std),
         "interpolation": transform.interpolation,
         "crop_pct": transform.crop_pct,
+        "crop_mode": transform.crop_mode,
     }
     return export_model(source.network, path, image_size=transform.size, metadata=metadata, **options)
 
 
 def metadata_of(network: nn.Module, image_size: tuple[int, int]) -> dict[str, Any]:
-    """Returns what timm knows about the images of a network: mean, std, interpolation and center crop."""
+    """Returns what timm knows about the images of a network: mean, std, interpolation and crop."""
     config = timm.data.resolve_model_data_config(network)
     return {
         "input": "normalized images [batch, 3, height, width], float32",
@@ -148,6 +149,7 @@ def metadata_of(network: nn.Module, image_size: tuple[int, int]) -> dict[str, An
         "std": list(config["std"]),
         "interpolation": config["interpolation"],
         "crop_pct": config["crop_pct"],
+        "crop_mode": config["crop_mode"],
     }
 
 

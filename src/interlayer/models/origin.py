@@ -24,9 +24,11 @@ class Origin:
     """The origin of a network's tensors.
 
     Args:
-        source: the trained weights: a file, or timm's name of pretrained weights; empty if there are none.
+        source: the trained weights: a file, timm's name of pretrained weights, or the name of a stored model; empty if
+            there are none.
         loaded: names of the parameters and buffers that were loaded.
-        classes: number of classes of the loaded classifier; None if it was loaded as it is, or is not known.
+        classes: number of classes of a classifier of the weights that was not loaded because the network has another
+            number; None if it was loaded, or if the weights have none.
         described: names of the mechanisms that a weights file describes, some of which have no tensors.
     """
 

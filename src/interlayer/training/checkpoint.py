@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..mechanisms import fit_gate_factors
 from ..models.checkpoints import CheckpointError, read_checkpoint, save_weights
 from .files import TrainingError, flush_folder, make_folder, writing
 from .isolation import random_state, restore_random_state
@@ -193,6 +194,8 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
             f"{path} was written by {len(saved['processes'])} processes, but this run has {processes.world_size}: "
             f"start the same number of processes"
         )
+    for network in filter(None, (setup.network, setup.ema and setup.ema.module)):
+        fit_gate_factors(network, weights["weights"])  # runs of earlier versions have none
     if setup.recipe.sharding == "fsdp":
         load_full_state(setup.network, setup.optimizer, weights["weights"], saved["optimizer"])
     else:
