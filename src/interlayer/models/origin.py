@@ -6,12 +6,13 @@ and to train them alone while the rest is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from .. import hosts
 from ..mechanisms import UniformHeadAttention
@@ -84,15 +85,8 @@ def changes_outputs(network: nn.Module, origin: Origin, size: int) -> bool:
         except ValueError:  # it replaces layers of the network
             return True
         outputs = forward(image)
-    return not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(_tensors(outputs), _tensors(without), strict=True))
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    """Returns the tensors of the output of a network, which may be nested."""
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (list, tuple)) else ()
-    return [tensor for value in values for tensor in _tensors(value)]
+    pairs = zip(tree_leaves(outputs), tree_leaves(without), strict=True)
+    return not all(torch.allclose(a, b, atol=1e-4) for a, b in pairs if isinstance(a, Tensor))
 
 
 def all_tensors(network: nn.Module) -> Iterator[tuple[str, object]]:
