@@ -16,7 +16,7 @@ from test_trainer import stop_after
 import interlayer
 from interlayer.models import save_weights
 from interlayer.models.build import ModelError, build_network
-from interlayer.models.origin import origin_of, untrained_mechanisms
+from interlayer.models.origin import changes_outputs, origin_of, untrained_mechanisms
 from interlayer.training import Stopped, Trainer, load_recipe, train
 from interlayer.training.optimization import make_optimizer, make_scheduler
 from interlayer.training.overview import overview_of
@@ -434,6 +434,13 @@ def test_the_opening_lines_say_whether_the_mechanism_starts_as_the_identity(mech
     )  # fmt: skip
     setup = set_up(recipe, init_processes(recipe), None)
     assert overview_of(setup).network[1].endswith(line)
+
+
+@pytest.mark.parametrize("model", ["resnet10t+halo", "resnet10t+mrla_light+halo"])
+def test_untrained_layers_in_place_of_others_change_the_network(tuned, model):
+    """Beside a mechanism that starts as the identity, they would be called the identity too."""
+    network = network_of(tuned(model), classes=5)
+    assert changes_outputs(network, origin_of(network), 64)
 
 
 def test_weights_with_the_mechanism_are_not_called_untrained(tmp_path):

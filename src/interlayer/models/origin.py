@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .. import hosts
-from ..mechanisms import UniformHeadAttention
+from ..mechanisms import BlockMechanism, UniformHeadAttention
 
 ATTRIBUTE = "interlayer_origin"
 
@@ -74,16 +74,17 @@ def changes_outputs(network: nn.Module, origin: Origin, size: int) -> bool:
     Args:
         size: height and width of the image on which the network is run with and without its mechanisms.
     """
-    if not origin.source or not untrained_mechanisms(network, origin):
+    untrained = untrained_mechanisms(network, origin)
+    if not origin.source or not untrained:
         return False
+    attached = hosts.attached_mechanisms(network)
+    if not all(isinstance(attached[name], BlockMechanism) for name in untrained):  # it replaces layers of the network
+        return True
     image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     forward: Any = getattr(network, "forward_features", network)  # a classifier of zeros would hide every change
     with torch.no_grad(), hosts.evaluating(network):
-        try:
-            with hosts.switched_off(network):
-                without = forward(image)
-        except ValueError:  # it replaces layers of the network
-            return True
+        with hosts.switched_off(network):
+            without = forward(image)
         outputs = forward(image)
     pairs = zip(tree_leaves(outputs), tree_leaves(without), strict=True)
     return not all(torch.allclose(a, b, atol=1e-4) for a, b in pairs if isinstance(a, Tensor))
