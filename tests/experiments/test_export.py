@@ -58,6 +58,7 @@ def test_the_file_computes_what_the_network_computes(network, suffix, tmp_path):
     assert metadata["image_size"] == [32, 32]
     assert metadata["mean"] == list(network.pretrained_cfg["mean"])
     assert metadata["crop_pct"] == network.pretrained_cfg["crop_pct"]
+    assert metadata["crop_mode"] == network.pretrained_cfg.get("crop_mode", "center")
     assert metadata["classes"] == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == [f"model.{suffix}"], "temporary files are left"
 

@@ -17,6 +17,7 @@ import interlayer
 from interlayer.experiments import TrainedNetwork, load_network
 from interlayer.models.build import ModelError, build_network, plain_name, split_name
 from interlayer.models.hub import read_stored
+from interlayer.training import train
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 VIT = {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -50,6 +51,16 @@ def test_a_run_is_stored_and_loaded_by_the_name_of_its_folder(finished_run, tmp_
     assert source.transform.size == 8
     assert source.transform.mean == trained.transform.mean
     assert tuple(timm.data.resolve_model_data_config(again)["mean"]) == trained.transform.mean
+
+
+def test_a_run_is_stored_with_the_crop_of_its_own_images(small, tmp_path):
+    """A run crops the center. timm crops images of this network in another way, which would change its accuracy."""
+    options = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    assert timm.get_pretrained_cfg("vit_base_patch16_clip_384").crop_mode == "squash"
+    recipe = small(model="vit_base_patch16_clip_384", model_options=options, epochs=1)
+    train(recipe, tmp_path / "run")
+    folder = interlayer.save_for_hub(str(tmp_path / "run"), tmp_path / "stored")
+    assert load_network(f"local-dir:{folder}").transform.crop_mode == "center"
 
 
 def test_a_network_with_a_mechanism_can_get_another_head_or_another_mechanism(finished_run, tmp_path):

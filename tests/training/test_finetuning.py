@@ -1,5 +1,6 @@
 """Fine-tuning: new parameters are known, have their own learning rate, and can be trained alone."""
 
+import json
 import math
 import os
 import shutil
@@ -15,7 +16,7 @@ from test_trainer import stop_after
 import interlayer
 from interlayer.models import save_weights
 from interlayer.models.build import ModelError, build_network
-from interlayer.models.origin import origin_of, untrained_mechanisms
+from interlayer.models.origin import changes_outputs, origin_of, untrained_mechanisms
 from interlayer.training import Stopped, Trainer, load_recipe, train
 from interlayer.training.optimization import make_optimizer, make_scheduler
 from interlayer.training.overview import overview_of
@@ -35,6 +36,8 @@ def trained(tmp_path_factory):
     for name, options in {"resnet10t": {}, "vit_tiny_patch16_224": VIT, "test_efficientnet": {}}.items():
         files[name] = folder / f"{name}.safetensors"
         save_weights(timm.create_model(name, num_classes=5, **options), files[name])
+    files["without head"] = folder / "without_head.safetensors"
+    save_weights(timm.create_model("resnet10t", num_classes=0), files["without head"])
     return files
 
 
@@ -383,9 +386,7 @@ def test_a_run_says_what_is_new_and_its_rates(tuned, tmp_path, trained):
     assert "instead of 64, one per core" in lines[2]
     assert "16,686 new (11,556 of the mechanism and 5,130 of the classifier)" in lines[3]
     head = "the classifier for 5 classes is replaced by a new one for 10; the mechanism starts as the identity"
-    assert (
-        lines[4] == f"weights: {trained['resnet10t']}, 84 tensors loaded; {head}"
-    )
+    assert lines[4] == f"weights: {trained['resnet10t']}, 84 tensors loaded; {head}"
     # stem, four blocks, classifier: the stem is five layers before the classifier
     rates = "0.000625 to 0.01 for loaded parameters and 0.2 for new ones (sgd)"
     assert lines[5] == f"learning rate: {rates}; only new parameters are trained for the first 3 steps"
@@ -435,6 +436,13 @@ def test_the_opening_lines_say_whether_the_mechanism_starts_as_the_identity(mech
     assert overview_of(setup).network[1].endswith(line)
 
 
+@pytest.mark.parametrize("model", ["resnet10t+halo", "resnet10t+mrla_light+halo"])
+def test_untrained_layers_in_place_of_others_change_the_network(tuned, model):
+    """Beside a mechanism that starts as the identity, they would be called the identity too."""
+    network = network_of(tuned(model), classes=5)
+    assert changes_outputs(network, origin_of(network), 64)
+
+
 def test_weights_with_the_mechanism_are_not_called_untrained(tmp_path):
     """Weights that were trained with context broadcasting, which has no tensors, would be said to be changed by it."""
     name, options = "vit_tiny_patch16_224+cb", {"depth": 2, "embed_dim": 32, "num_heads": 2}
@@ -444,3 +452,40 @@ def test_weights_with_the_mechanism_are_not_called_untrained(tmp_path):
         name, num_classes=5, image_size=16, model_options=options, weights=str(tmp_path / "trained.safetensors")
     )
     assert untrained_mechanisms(again, origin_of(again)) == []
+
+
+def test_training_starts_from_a_stored_model(tuned, tmp_path):
+    """A model in a folder or from the Hub could be evaluated and exported, but not fine-tuned."""
+    start = network_of(tuned("resnet10t"), classes=5)
+    save_weights(start, tmp_path / "model.safetensors")
+    config = {"num_classes": 5, "input_size": [3, 32, 32], "first_conv": "conv1.0", "classifier": "fc"}
+    contents = {"architecture": "resnet10t", "num_classes": 5, "pretrained_cfg": config}
+    (tmp_path / "config.json").write_text(json.dumps(contents))
+    recipe = tuned("resnet10t+mrla_light", weights=None, pretrained=True)
+    recipe = recipe.replace(model=f"local-dir:{tmp_path}+mrla_light")
+    setup = set_up(recipe, init_processes(recipe), None)
+    assert torch.equal(setup.network.conv1[0].weight, start.conv1[0].weight)
+    said = overview_of(setup).network[1]
+    assert said.startswith(f"weights: local-dir:{tmp_path}, ")
+    assert "the classifier for 5 classes is replaced by a new one for 10" in said
+
+
+def test_a_replaced_classifier_is_not_spoken_of_if_the_weights_have_none(tuned, trained):
+    overlay = {"pretrained_cfg_overlay": {"file": str(trained["without head"]), "num_classes": 0}}
+    network = build_network("resnet10t", num_classes=10, pretrained=True, model_options=overlay)
+    assert origin_of(network).classes is None
+    assert set(origin_of(network).new_parameters(network)) == {"fc.weight", "fc.bias"}
+
+
+@pytest.mark.parametrize("mechanism", ["se", "dia"])
+def test_a_run_whose_gates_have_no_factor_is_resumed(tuned, tmp_path, mechanism):
+    """Earlier versions started gates as in their papers, also from trained weights."""
+    recipe = tuned(f"resnet10t+{mechanism}", ema=0.9, epochs=2)
+    paper = recipe.replace(attach_options={"init": "paper"})
+    train(paper, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(paper, tmp_path / "cut", stop=stop_after(2))
+    file = tmp_path / "cut" / "recipe.yaml"
+    file.write_text(file.read_text().replace("attach_options: {init: paper}", "attach_options: {}"))
+    train(recipe, tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")

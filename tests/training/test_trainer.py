@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,20 @@ def test_images_that_workers_load_resume_too(small, digit_files, tmp_path):
         train(recipe, tmp_path / "cut", stop=stop_after(7))
     train(recipe.replace(workers=1), tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_is_not_resumed_on_other_data(small, digit_files, tmp_path):
+    """It would continue in the middle of another epoch, and its test images might have been trained on."""
+    data = tmp_path / "data"
+    shutil.copytree(digit_files, data)
+    recipe = small(data=str(data), batch_size=24)
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "run", stop=stop_after(7))
+    for image in sorted((data / "train" / "3").iterdir()):
+        for copy in range(3):
+            shutil.copy(image, image.with_stem(f"{image.stem}_{copy}"))
+    with pytest.raises(TrainingError, match=r"another number of training images than the 156 that .* has now"):
+        train(recipe, tmp_path / "run", resume=True)
 
 
 def test_resuming_a_finished_run_changes_nothing(small, tmp_path):

@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -25,6 +24,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from ..models.checkpoints import replacing
 from ..ops import backend
 from ..training.files import writing
 from .trained import LoadedNetwork
@@ -102,7 +102,7 @@ def export_model(
     height, width = _size(exported, image_size)
     described = {**metadata_of(exported, (height, width)), **(metadata or {})}
     example = torch.randn(batch_size or TRACED_BATCH, 3, height, width, generator=torch.Generator().manual_seed(0))
-    with writing(path), _temporary(path) as temporary, backend("auto"), torch.no_grad():
+    with writing(path), replacing(path) as temporary, backend("auto"), torch.no_grad():
         write, load = (_write_onnx, _load_onnx) if chosen == "onnx" else (_write_pt2, _load_pt2)
         with _quiet():
             try:
@@ -120,7 +120,6 @@ def export_model(
                 f"{path} was not written: its outputs differ from those of the network by up to "
                 f"{report.difference:.1e}, where outputs are up to {report.scale:.1e}"
             )
-        os.replace(temporary, path)
     return report
 
 
@@ -134,12 +133,13 @@ def export_source(source: LoadedNetwork, path: Path, **options: Any) -> ExportRe
         "std": list(transform.std),
         "interpolation": transform.interpolation,
         "crop_pct": transform.crop_pct,
+        "crop_mode": transform.crop_mode,
     }
     return export_model(source.network, path, image_size=transform.size, metadata=metadata, **options)
 
 
 def metadata_of(network: nn.Module, image_size: tuple[int, int]) -> dict[str, Any]:
-    """Returns what timm knows about the images of a network: mean, std, interpolation and center crop."""
+    """Returns what timm knows about the images of a network: mean, std, interpolation and crop."""
     config = timm.data.resolve_model_data_config(network)
     return {
         "input": "normalized images [batch, 3, height, width], float32",
@@ -148,6 +148,7 @@ def metadata_of(network: nn.Module, image_size: tuple[int, int]) -> dict[str, An
         "std": list(config["std"]),
         "interpolation": config["interpolation"],
         "crop_pct": config["crop_pct"],
+        "crop_mode": config["crop_mode"],
     }
 
 
@@ -182,20 +183,6 @@ def _size(network: nn.Module, image_size: int | tuple[int, int] | None) -> tuple
         height, width = timm.data.resolve_model_data_config(network)["input_size"][-2:]
         return int(height), int(width)
     return (image_size, image_size) if isinstance(image_size, int) else image_size
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """Yields the name of a temporary file next to ``path`` with the same suffix, which is removed at the end."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
-    mask = os.umask(0)
-    os.umask(mask)
-    try:
-        yield Path(name)
-        os.chmod(path, 0o666 & ~mask)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -29,13 +29,7 @@ from .pretrained import load_network
 from .trained import LoadedNetwork
 
 CARD_FILE = "README.md"
-IMAGE_KEYS = (
-    "fixed_input_size",
-    "crop_mode",
-    "pool_size",
-    "first_conv",
-    "classifier",
-)  # kept from timm's configuration
+KEPT_KEYS = ("fixed_input_size", "pool_size", "first_conv", "classifier")  # of timm's configuration
 
 
 def save_for_hub(
@@ -143,13 +137,14 @@ def _image_config(loaded: LoadedNetwork) -> dict[str, Any]:
     network: Any = loaded.network
     transform = loaded.transform
     return {
-        **{key: network.pretrained_cfg[key] for key in IMAGE_KEYS if key in network.pretrained_cfg},
+        **{key: network.pretrained_cfg[key] for key in KEPT_KEYS if key in network.pretrained_cfg},
         "num_classes": network.num_classes,
         "input_size": [3, transform.size, transform.size],
         "mean": list(transform.mean),
         "std": list(transform.std),
         "interpolation": transform.interpolation,
         "crop_pct": transform.crop_pct,
+        "crop_mode": transform.crop_mode,
     }
 
 

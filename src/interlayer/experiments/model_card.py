@@ -9,6 +9,7 @@ from timm.models._hub import generate_readme
 from ..hosts import MECHANISMS
 from ..models.build import plain_name, split_name
 from ..models.rows import ROWS
+from ..models.weights import first_names
 from ..papers.citations import citations_of
 from .trained import LoadedNetwork
 
@@ -58,8 +59,7 @@ def _details(loaded: LoadedNetwork, mechanisms: list[str]) -> dict[str, Any]:
         "Normalization": f"mean {list(transform.mean)}, std {list(transform.std)}",
     }
     if classes:
-        more = f" and {len(classes) - SHOWN_CLASSES} more" if len(classes) > SHOWN_CLASSES else ""
-        details["Classes"] = f"{len(classes)}: {', '.join(classes[:SHOWN_CLASSES])}{more}"
+        details["Classes"] = f"{len(classes)}: {first_names(classes, SHOWN_CLASSES)}"
     if loaded.summary:
         test = loaded.summary["test"]
         scores = {key: value for key, value in test.items() if isinstance(value, (int, float)) and key != "images"}

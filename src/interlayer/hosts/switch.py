@@ -18,7 +18,8 @@ def switched_off(model: nn.Module, mechanisms: str | Sequence[str] | None = None
 
     The network computes what it computes after `detach`, with the same parameters, and its outputs keep their shapes:
     where a classifier also reads the state of recurrent layer aggregation, the state is zero. Everything else, such as
-    the mode of the network, stays as it is, and the mechanisms are back when the block is left, also by an error.
+    the mode of the network, stays as it is, and the mechanisms are back when the block is left, also by an error. In a
+    copy of the network that is made inside the block, they stay switched off.
 
     Layers that replaced others ("halo", and the uniform heads of "cb") stay: the network was trained without the layers
     that they replaced, so it has no form without them.

@@ -12,8 +12,8 @@ A gate scales the branch y of a residual block before the shortcut is added.
 Shapes: y [B, C, H, W]; a map inside the branch [B, C_i, H_i, W_i]; averages [B, C]; scales [B, C, 1, 1].
 
 `init="identity"` starts every gate at one and every addition at zero, which preserves the function of a trained
-network. The layer before a sigmoid is initialized to zero, and the sigmoid, which is then 1/2, is multiplied by two for
-good (`UnitScale`). The factor is a tensor of the state dict. `init="paper"` has no such factor.
+network. The layer before a sigmoid is initialized to zero, and the sigmoid, which is then 1/2, is always multiplied by
+two (`UnitScale`). The factor is a tensor of the state dict. `init="paper"` has no such factor.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def build_network(
     pretrained = pretrained and not weights
     create = _create_stored if is_stored(backbone) else _create
     network = create(backbone, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
-    origin, tensors = _pretrained_origin(network) if pretrained else (Origin(), {})
+    origin, tensors = _pretrained_origin(network, backbone) if pretrained else (Origin(), {})
     defaults: dict[str, Any] = {}
     if pretrained or weights:
         defaults["init"] = "identity"  # a trained network initially computes the same function
@@ -196,10 +196,13 @@ def _create_with_timm(
         raise pretrained_error(name, reason(error)) from error
 
 
-def _pretrained_origin(network: Any) -> tuple[Origin, dict[str, Any]]:
-    """Returns the origin of a backbone that timm has created with pretrained weights, and the loaded tensors.
+def _pretrained_origin(network: Any, backbone: str) -> tuple[Origin, dict[str, Any]]:
+    """Returns the origin of a backbone that was created with pretrained weights, and the loaded tensors.
 
     timm does not load a classifier with another number of classes.
+
+    Args:
+        backbone: the name of the backbone.
     """
     recorded = origin_of(network)
     if recorded.source:  # a stored model, which was built and loaded here
@@ -210,7 +213,8 @@ def _pretrained_origin(network: Any) -> tuple[Origin, dict[str, Any]]:
     head = classifier_names(network) if other_head else set()
     tensors = {name: tensor for name, tensor in all_tensors(network) if name not in head}
     name = ".".join(filter(None, (config.get("architecture"), config.get("tag"))))
-    return Origin(f"timm's pretrained weights {name}", frozenset(tensors), classes if other_head else None), tensors
+    source = backbone if is_stored(backbone) else f"timm's pretrained weights {name}"
+    return Origin(source, frozenset(tensors), (classes or None) if other_head else None), tensors
 
 
 def _read(name: str, *, weights: bool = False) -> StoredModel:
@@ -231,8 +235,8 @@ def _create_stored(
             check_name(backbone)
         except ValueError as error:
             raise ModelError(f"{stored.folder}: {error}") from error
-        name, defaults = f"local-dir:{stored.folder}", {"pretrained": pretrained}
-        return _create_with_timm(name, options, defaults, num_classes=num_classes, image_size=image_size)
+        folder, defaults = f"local-dir:{stored.folder}", {"pretrained": pretrained}
+        return _create_with_timm(folder, options, defaults, num_classes=num_classes, image_size=image_size)
     own = {**stored.options, **options}
     attach_options, size = own.pop("attach_options", None), own.pop("img_size", None)
     network: Any = build_network(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +90,27 @@ def save_weights(
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Writes a .safetensors file atomically."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
+        with replacing(path) as temporary:
             safetensors.torch.save_file(_own_memory(tensors), temporary, metadata)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} could not be written: {error}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary file next to `path`, with the same suffix, which replaces `path` at the end of the block.
+
+    If the block raises an error, the temporary file is removed and `path` stays as it was.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())  # mkstemp lets nobody else read the file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def named_tensors(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -45,12 +45,6 @@ class StoredModel:
     def num_classes(self) -> int:
         return int(self.config["num_classes"])
 
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes; empty if they are not stored."""
-        names = self.config.get("label_names") or []
-        return [str(name) for name in (names.values() if isinstance(names, dict) else names)]
-
     def weights(self) -> Path:
         """Returns the file of the weights."""
         for name in _PREFERRED_FILES:

@@ -6,15 +6,16 @@ and to train them alone while the rest is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from .. import hosts
-from ..mechanisms import UniformHeadAttention
+from ..mechanisms import BlockMechanism, UniformHeadAttention
 
 ATTRIBUTE = "interlayer_origin"
 
@@ -24,9 +25,11 @@ class Origin:
     """The origin of a network's tensors.
 
     Args:
-        source: the trained weights: a file, or timm's name of pretrained weights; empty if there are none.
+        source: the trained weights: a file, timm's name of pretrained weights, or the name of a stored model; empty if
+            there are none.
         loaded: names of the parameters and buffers that were loaded.
-        classes: number of classes of the loaded classifier; None if it was loaded as it is, or is not known.
+        classes: number of classes of a classifier of the weights that was not loaded because the network has another
+            number; None if it was loaded, or if the weights have none.
         described: names of the mechanisms that a weights file describes, some of which have no tensors.
     """
 
@@ -71,26 +74,20 @@ def changes_outputs(network: nn.Module, origin: Origin, size: int) -> bool:
     Args:
         size: height and width of the image on which the network is run with and without its mechanisms.
     """
-    if not origin.source or not untrained_mechanisms(network, origin):
+    untrained = untrained_mechanisms(network, origin)
+    if not origin.source or not untrained:
         return False
+    attached = hosts.attached_mechanisms(network)
+    if not all(isinstance(attached[name], BlockMechanism) for name in untrained):  # it replaces layers of the network
+        return True
     image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     forward: Any = getattr(network, "forward_features", network)  # a classifier of zeros would hide every change
     with torch.no_grad(), hosts.evaluating(network):
-        try:
-            with hosts.switched_off(network):
-                without = forward(image)
-        except ValueError:  # it replaces layers of the network
-            return True
+        with hosts.switched_off(network):
+            without = forward(image)
         outputs = forward(image)
-    return not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(_tensors(outputs), _tensors(without), strict=True))
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    """Returns the tensors of the output of a network, which may be nested."""
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (list, tuple)) else ()
-    return [tensor for value in values for tensor in _tensors(value)]
+    pairs = zip(tree_leaves(outputs), tree_leaves(without), strict=True)
+    return not all(torch.allclose(a, b, atol=1e-4) for a, b in pairs if isinstance(a, Tensor))
 
 
 def all_tensors(network: nn.Module) -> Iterator[tuple[str, object]]:

@@ -14,7 +14,7 @@ unexpected and mismatched tensors are reported in the same way:
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -172,6 +172,6 @@ def _without(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str,
     return {name: tensor for name, tensor in tensors.items() if name not in names}
 
 
-def first_names(names: list[str], most: int = 10) -> str:
+def first_names(names: Sequence[str], most: int = 10) -> str:
     """Lists the first names, and the number of those that are not listed."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

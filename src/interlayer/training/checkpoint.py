@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..mechanisms import fit_gate_factors
 from ..models.checkpoints import CheckpointError, read_checkpoint, save_weights
 from .files import TrainingError, flush_folder, make_folder, writing
 from .isolation import random_state, restore_random_state
@@ -176,6 +177,16 @@ def _check_finite_weights(setup: TrainingSetup, epoch: int) -> None:
         )
 
 
+def _check_steps(path: Path, position: Sequence[int], setup: TrainingSetup) -> None:
+    """Raises if an epoch had another number of steps when a checkpoint was written, because the data has changed."""
+    epoch, step = position
+    if f"step_{epoch * setup.batches.steps + step:09d}" not in path.name:
+        raise TrainingError(
+            f"{path} was written when the data had another number of training images than the "
+            f"{len(setup.data.train):,} that {setup.recipe.data} has now: restore the data, or start a new run"
+        )
+
+
 def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums) -> RunState:
     """Loads the newest checkpoint into ``setup`` and ``sums``. Every rank must call this.
 
@@ -193,6 +204,9 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
             f"{path} was written by {len(saved['processes'])} processes, but this run has {processes.world_size}: "
             f"start the same number of processes"
         )
+    _check_steps(path, saved["position"], setup)
+    for network in filter(None, (setup.network, setup.ema and setup.ema.module)):
+        fit_gate_factors(network, weights["weights"])  # runs of earlier versions have none
     if setup.recipe.sharding == "fsdp":
         load_full_state(setup.network, setup.optimizer, weights["weights"], saved["optimizer"])
     else:

@@ -18,10 +18,9 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..models.build import ModelError, check_size, split_name
+from ..models.build import ModelError, check_network, check_size, split_name
 from ..models.origin import Origin, changes_outputs, origin_of
 from ..models.pretrained import find_pretrained
-from ..models.registry import check_name
 from ..tasks import Task, TaskError, make_task
 from .data import (
     Data,
@@ -214,9 +213,8 @@ def check_start(recipe: Recipe) -> None:
         raise RecipeError(f"weights={recipe.weights}: no such file")
     if recipe.pretrained and not recipe.weights and recipe.model:
         try:
-            backbone, _ = split_name(recipe.model)
-            check_name(backbone)
-            find_pretrained(backbone, recipe.model_options)
+            check_network(recipe.model)
+            find_pretrained(split_name(recipe.model)[0], recipe.model_options)
         except ValueError as error:
             raise RecipeError(str(error)) from error
 

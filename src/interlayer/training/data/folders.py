@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from ...models.weights import first_names
 from ..files import TrainingError
 from .images import Images, Problems, open_rgb
 from .splits import files_under, folders_in, is_image, is_litter
+
+shortened = partial(first_names, most=5)
 
 
 class FolderImages(Images):
@@ -94,8 +98,3 @@ def _other_classes(
     if lacking:
         reason += f"; {root.name} lacks {shortened(lacking)}"
     return {str(root / name): f"its class {name!r} {reason}" for name in others}
-
-
-def shortened(names: Sequence[str], most: int = 5) -> str:
-    """Lists the first names, and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
