@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .completion import complete_recipe
-from .train import DataName, Overrides, is_main_process, opening_lines
+from .train import DataName, Overrides, advise_finetuning, is_main_process, opening_lines
 
 
 def compare(
@@ -49,6 +49,7 @@ def compare(
     log_to_stderr()
     recipe = recipe or ("default" if model or data else "digits")
     resolved = load_recipe(recipe, overrides or [], data=data)
+    advise_finetuning(recipe, resolved)
     models = model or [resolved.model]
     if not models[0]:
         raise ValueError("nothing to compare: give --model NAME+MECHANISM, or --model twice")

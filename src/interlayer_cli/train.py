@@ -1,7 +1,7 @@
 """`interlayer train`: train one network under a recipe."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +47,7 @@ def train(
 
     log_to_stderr()
     resolved = load_recipe(recipe, overrides or [], model=model, data=data)
+    advise_finetuning(recipe, resolved)
     folder = output or new_folder(resolved.model or "run")
     stop = StopSignal()
     try:
@@ -63,12 +64,29 @@ def train(
     report = write_run_report(folder)  # all ranks use the folder that rank 0 chose
     test, headline = summary["test"], task_class(resolved.task).headline
     value = headline.format(test[headline.name])
-    typer.echo(f"test {headline.title} {value} on {test['images']:,} images ({summary['chosen_by']})")
+    typer.echo(f"test {headline.title} {value} on {test['images']:,} images ({chosen_epoch(summary)})")
     if summary["contribution"] is not None:
         typer.echo(summary["contribution"]["sentence"])
     if summary["bad_images"]:
         typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
     typer.echo(f"report: {report}")
+
+
+def advise_finetuning(name: str, recipe: Any) -> None:
+    """Names the recipe for fine-tuning if trained weights are about to be trained with the default learning rate."""
+    untouched = name == "default" and recipe.lr == type(recipe).lr and not recipe.fine_tuning_keys
+    if untouched and (recipe.pretrained or recipe.weights) and is_main_process():
+        typer.echo(
+            f"interlayer: the default recipe trains from scratch, and lr={recipe.lr:g} can destroy trained weights: "
+            f"--recipe finetune starts from them",
+            err=True,
+        )
+
+
+def chosen_epoch(summary: Mapping[str, Any]) -> str:
+    """Returns the epoch whose weights were tested, and why."""
+    by = summary["chosen_by"]
+    return by if by == "last epoch" else f"epoch {summary['chosen_epoch']}, chosen by {by}"
 
 
 def opening_lines() -> Callable[[Any], None]:
