@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .completion import complete_recipe
-from .train import DataName, Overrides, advise_finetuning, is_main_process, opening_lines
+from .train import DataName, Overrides, finetuning_advice, is_main_process, opening_lines
 
 
 def compare(
@@ -49,7 +49,6 @@ def compare(
     log_to_stderr()
     recipe = recipe or ("default" if model or data else "digits")
     resolved = load_recipe(recipe, overrides or [], data=data)
-    advise_finetuning(recipe, resolved)
     models = model or [resolved.model]
     if not models[0]:
         raise ValueError("nothing to compare: give --model NAME+MECHANISM, or --model twice")
@@ -64,7 +63,8 @@ def compare(
         with stop.listening(), showing(total, folder) as show:
             comparison = run(
                 resolved, models, folder, seeds=range(seeds), resume=resume, together=together,
-                stop=stop, show=show, on_start=opening_lines(), command=command_line(),
+                stop=stop, show=show, on_start=opening_lines(finetuning_advice(recipe, resolved)),
+                command=command_line(),
             )  # fmt: skip
     except Stopped as stopped:
         if is_main_process():

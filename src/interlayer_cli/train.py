@@ -47,14 +47,14 @@ def train(
 
     log_to_stderr()
     resolved = load_recipe(recipe, overrides or [], model=model, data=data)
-    advise_finetuning(recipe, resolved)
     folder = output or new_folder(resolved.model or "run")
     stop = StopSignal()
     try:
         with stop.listening(), showing() as show:
             summary = run(
-                resolved, folder, show=show, resume=resume, stop=stop, on_start=opening_lines(), command=command_line()
-            )
+                resolved, folder, show=show, resume=resume, stop=stop,
+                on_start=opening_lines(finetuning_advice(recipe, resolved)), command=command_line(),
+            )  # fmt: skip
     except Stopped as stopped:
         if is_main_process():
             typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
@@ -72,15 +72,15 @@ def train(
     typer.echo(f"report: {report}")
 
 
-def advise_finetuning(name: str, recipe: Any) -> None:
-    """Names the recipe for fine-tuning if trained weights are about to be trained with the default learning rate."""
+def finetuning_advice(name: str, recipe: Any) -> str:
+    """Returns a line that names the recipe for fine-tuning, if the default one is about to train loaded weights."""
     untouched = name == "default" and recipe.lr == type(recipe).lr and not recipe.fine_tuning_keys
-    if untouched and (recipe.pretrained or recipe.weights) and is_main_process():
-        typer.echo(
-            f"interlayer: the default recipe trains from scratch, and lr={recipe.lr:g} can destroy trained weights: "
-            f"--recipe finetune starts from them",
-            err=True,
-        )
+    if not untouched or not (recipe.pretrained or recipe.weights):
+        return ""
+    return (
+        f"note: the default recipe is for training from scratch, and lr={recipe.lr:g} can destroy loaded weights; "
+        f"--recipe finetune is for fine-tuning them"
+    )
 
 
 def chosen_epoch(summary: Mapping[str, Any]) -> str:
@@ -89,12 +89,16 @@ def chosen_epoch(summary: Mapping[str, Any]) -> str:
     return by if by == "last epoch" else f"epoch {summary['chosen_epoch']}, chosen by {by}"
 
 
-def opening_lines() -> Callable[[Any], None]:
-    """Returns a function that prints what a run understood: everything once, and further networks of a comparison."""
+def opening_lines(advice: str = "") -> Callable[[Any], None]:
+    """Returns a function that prints what a run understood: everything once, and further networks of a comparison.
+
+    Args:
+        advice: a line that is printed once, after the others.
+    """
     printed: set[str] = set()
 
     def show(overview: Any) -> None:
-        lines = overview.network if printed else overview.lines()
+        lines = overview.network if printed else [*overview.lines(), *filter(None, [advice])]
         if overview.model not in printed:
             printed.add(overview.model)
             typer.echo("\n".join(lines))
