@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .completion import complete_recipe
-from .train import DataName, Overrides, is_main_process, opening_lines
+from .train import DataName, Overrides, finetuning_advice, is_main_process, opening_lines
 
 
 def compare(
@@ -63,7 +63,8 @@ def compare(
         with stop.listening(), showing(total, folder) as show:
             comparison = run(
                 resolved, models, folder, seeds=range(seeds), resume=resume, together=together,
-                stop=stop, show=show, on_start=opening_lines(), command=command_line(),
+                stop=stop, show=show, on_start=opening_lines(finetuning_advice(recipe, resolved)),
+                command=command_line(),
             )  # fmt: skip
     except Stopped as stopped:
         if is_main_process():

@@ -63,7 +63,7 @@ def profile(
             del network
             if device.startswith("cuda"):
                 torch.cuda.empty_cache()
-    where = torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, threads: {torch.get_num_threads()}"
     how = ", ".join(
         text
         for text in (

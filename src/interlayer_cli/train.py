@@ -1,7 +1,7 @@
 """`interlayer train`: train one network under a recipe."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,8 +52,9 @@ def train(
     try:
         with stop.listening(), showing() as show:
             summary = run(
-                resolved, folder, show=show, resume=resume, stop=stop, on_start=opening_lines(), command=command_line()
-            )
+                resolved, folder, show=show, resume=resume, stop=stop,
+                on_start=opening_lines(finetuning_advice(recipe, resolved)), command=command_line(),
+            )  # fmt: skip
     except Stopped as stopped:
         if is_main_process():
             typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
@@ -63,7 +64,7 @@ def train(
     report = write_run_report(folder)  # all ranks use the folder that rank 0 chose
     test, headline = summary["test"], task_class(resolved.task).headline
     value = headline.format(test[headline.name])
-    typer.echo(f"test {headline.title} {value} on {test['images']:,} images ({summary['chosen_by']})")
+    typer.echo(f"test {headline.title} {value} on {test['images']:,} images ({chosen_epoch(summary)})")
     if summary["contribution"] is not None:
         typer.echo(summary["contribution"]["sentence"])
     if summary["bad_images"]:
@@ -71,12 +72,33 @@ def train(
     typer.echo(f"report: {report}")
 
 
-def opening_lines() -> Callable[[Any], None]:
-    """Returns a function that prints what a run understood: everything once, and further networks of a comparison."""
+def finetuning_advice(name: str, recipe: Any) -> str:
+    """Returns a line that names the recipe for fine-tuning, if the default one is about to train loaded weights."""
+    untouched = name == "default" and recipe.lr == type(recipe).lr and not recipe.fine_tuning_keys
+    if not untouched or not (recipe.pretrained or recipe.weights):
+        return ""
+    return (
+        f"note: the default recipe is for training from scratch, and lr={recipe.lr:g} can destroy loaded weights; "
+        f"--recipe finetune is for fine-tuning them"
+    )
+
+
+def chosen_epoch(summary: Mapping[str, Any]) -> str:
+    """Returns the epoch whose weights were tested, and why."""
+    by = summary["chosen_by"]
+    return by if by == "last epoch" else f"epoch {summary['chosen_epoch']}, chosen by {by}"
+
+
+def opening_lines(advice: str = "") -> Callable[[Any], None]:
+    """Returns a function that prints what a run understood: everything once, and further networks of a comparison.
+
+    Args:
+        advice: a line that is printed once, after the others.
+    """
     printed: set[str] = set()
 
     def show(overview: Any) -> None:
-        lines = overview.network if printed else overview.lines()
+        lines = overview.network if printed else [*overview.lines(), *filter(None, [advice])]
         if overview.model not in printed:
             printed.add(overview.model)
             typer.echo("\n".join(lines))

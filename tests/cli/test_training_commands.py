@@ -125,6 +125,34 @@ def test_evaluate_takes_a_plain_folder_whole(trained, tmp_path):
     assert scores["images"] == 30
 
 
+def test_evaluate_takes_the_advice_that_it_gives_for_ambiguous_folders(trained, tmp_path):
+    folder, _ = trained
+    for split, count in (("val", 1), ("valid", 2)):
+        for digit in range(10):
+            path = tmp_path / split / str(digit)
+            path.mkdir(parents=True)
+            for index in range(count):
+                Image.new("RGB", (8, 8)).save(path / f"{index}.png")
+    message = fails("evaluate", folder, "--data", tmp_path)
+    assert "holds val/ and valid/, which both name the validation split" in message
+    assert "data_options.test_split=val" in message
+    result = run("evaluate", folder, "--data", tmp_path, "data_options.test_split=val", "--json")
+    assert json.loads(result.stdout)["images"] == 10, result.stderr
+
+
+def test_the_default_recipe_names_the_recipe_for_fine_tuning(trained, tmp_path):
+    """Its learning rate is for training from scratch. The epoch that was tested is named, too."""
+    folder, first = trained
+    assert "finetune" not in first.stdout
+    arguments = ["--model", "preresnet20_cifar", "--data", "digits", f"weights={folder / 'weights.safetensors'}"]
+    options = [*TINY, "epochs=1", "validation=100"]
+    result = run("train", *arguments, *options, "--output", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    note = "note: the default recipe is for training from scratch, and lr=0.1 can destroy loaded weights; "
+    assert f"\n{note}--recipe finetune is for fine-tuning them\n" in result.stdout
+    assert "on 360 images (epoch 1, chosen by validation accuracy)\n" in result.stdout
+
+
 def test_predict_files_and_folders(trained, pictures):
     folder, _ = trained
     one, more = pictures / "0.png", pictures

@@ -10,6 +10,7 @@ import sys
 import pytest
 import timm
 import torch
+from PIL import Image
 from run_folders import assert_same_run, weights
 from test_trainer import stop_after
 
@@ -380,7 +381,7 @@ def test_a_run_says_what_is_new_and_its_rates(tuned, tmp_path, trained):
     recipe = tuned("resnet10t+mrla_light", new_lr_scale=10, layer_decay=0.5, freeze_epochs=1, lr=0.02, epochs=2)
     lines = said_by(recipe.replace(warmup_epochs=5, schedule_on="step", workers=64, resident="no"), tmp_path / "run")
     cores = len(os.sched_getaffinity(0))
-    assert lines[0].endswith("120 training and 40 test images, 10 classes: 0, 1, 2, 3, 4, ...")
+    assert lines[0].endswith("120 training (train/) and 40 test (val/) images, 10 classes: 0, 1, 2, 3, 4, ...")
     assert "warm-up of 0.4 epochs, because warmup_epochs=5 would not end within the run" in lines[1]
     assert f"{cores} worker" in lines[2]
     assert "instead of 64, one per core" in lines[2]
@@ -412,6 +413,30 @@ def test_values_that_cannot_be_are_refused(small, values, message):
     with pytest.raises(RecipeError, match=message):
         small(**values)
     assert math.isfinite(small().new_lr_scale)
+
+
+def test_a_freeze_that_does_not_end_says_that_it_covers_the_run(tuned, tmp_path):
+    """Without this, a run of three steps would speak of its first nine."""
+    lines = said_by(tuned("resnet10t", zero_head=True, freeze_epochs=3, epochs=1, precision="tf32"), tmp_path / "run")
+    assert lines[5].endswith(
+        "only new parameters are trained for the whole run, because freeze_epochs=3 does not end within it"
+    )
+    assert lines[2].startswith("device: CPU, float32, "), "tf32 is a precision of GPUs"
+
+
+def test_a_run_says_which_folder_is_which_split(tuned, tmp_path):
+    for number, folder in enumerate(f"{split}/{name}" for split in ("training", "valid") for name in ("ant", "bee")):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        for image in range(10):
+            pixels = Image.effect_noise((8, 8), 9 + number + image).convert("RGB")
+            pixels.save(tmp_path / "data" / folder / f"{image}.png")
+    recipe = tuned("resnet10t", data=str(tmp_path / "data"), image_size=32, batch_size=4, workers=0)
+    lines = said_by(recipe, tmp_path / "run")
+    assert lines[0].endswith("data, 20 training (training/) and 20 test (valid/) images, 2 classes: ant, bee")
+    lines = said_by(recipe.replace(data=str(tmp_path / "data" / "valid")), tmp_path / "other")
+    assert lines[0].endswith("valid, 18 training and 2 test images, 2 classes: ant, bee")
+    assert lines[1].startswith("note: ")
+    assert lines[1].endswith("a tenth of its 20 images, the same for every seed, is the test split")
 
 
 @pytest.mark.parametrize(

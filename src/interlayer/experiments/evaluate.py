@@ -79,8 +79,8 @@ def _recipe(trained: LoadedNetwork, data: str | None) -> Recipe:
     if data is None:
         return recipe
     same_kind = "/" in data and data.split("/")[0] == recipe.data.split("/")[0]
-    own_options = not trained.summary  # given together with the data, not by the recipe of a run
-    return recipe.replace(data=data, data_options=recipe.data_options if same_kind or own_options else {}, validation=0)
+    options = recipe.data_options if same_kind else trained.data_options
+    return recipe.replace(data=data, data_options=options, validation=0)
 
 
 def _open(trained: LoadedNetwork, recipe: Recipe, data: str | None, split: str | None, skip_option: str) -> Data:

@@ -51,6 +51,7 @@ class LoadedNetwork:
     Attributes:
         classes: the name of each class, by label.
         summary: the contents of summary.json; empty if the network does not come from a run.
+        data_options: the options of the reader that were given for other data than that of the run.
         batch_transform: normalizes batches on the device.
 
     >>> logits = loaded.network(loaded.transform(PIL.Image.open("photo.jpg"))[None].to(loaded.device))
@@ -70,6 +71,7 @@ class LoadedNetwork:
         self.recipe, self.task, self.transform, self.class_names = recipe, task, transform, class_names
         check_device(recipe)
         self.summary = dict(summary or {})
+        self.data_options = dict(recipe.data_options)
         self.device = device or torch.device(recipe.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network = network.to(self.device).eval()
         self.batch_transform = BatchTransform.of(recipe, task, transform.mean, transform.std, self.device)
@@ -115,6 +117,9 @@ class TrainedNetwork(LoadedNetwork):
             check_image_size(network, recipe.model, transform.size)
         names = ClassNames(task.classes)
         super().__init__(recipe, task, network, transform, class_names=names, device=device, summary=summary)
+        keys = {override.partition("=")[0].strip() for override in overrides}
+        if "data_options" not in keys:
+            self.data_options = {k: v for k, v in self.data_options.items() if f"data_options.{k}" in keys}
 
 
 def load_run(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +42,10 @@ def overview_of(setup: TrainingSetup) -> Overview:
     """Describes a run that is ready to train."""
     return Overview(
         setup.recipe.model,
-        data=[f"data: {_data(setup)}", f"schedule: {_schedule(setup)}", f"device: {_device(setup)}"],
+        data=[
+            f"data: {_data(setup)}", *(f"note: {note}" for note in setup.data.notes),
+            f"schedule: {_schedule(setup)}", f"device: {_device(setup)}",
+        ],
         network=[
             f"network: {_network(setup)}", f"weights: {_weights(setup)}", f"learning rate: {_learning_rates(setup)}",
         ],
@@ -49,11 +54,22 @@ def overview_of(setup: TrainingSetup) -> Overview:
 
 def _data(setup: TrainingSetup) -> str:
     sources = {"training": setup.data.train, "validation": setup.data.validation, "test": setup.data.test}
-    counts = [f"{len(source):,} {name}" for name, source in sources.items() if source is not None]
+    counts = [
+        f"{len(source):,} {name}{_folder(setup, source)}" for name, source in sources.items() if source is not None
+    ]
     classes = setup.task.classes
     names = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
     listed = f"{_plural(len(classes), 'class', 'classes')}: {names}"
     return f"{setup.recipe.data}, {_listing(counts)} images, {listed}"
+
+
+def _folder(setup: TrainingSetup, source: Any) -> str:
+    """Returns the folder of a split below the folder of the data, in brackets; nothing if the split has none."""
+    root = getattr(source, "root", None)
+    if root is None:
+        return ""
+    folder = os.path.relpath(root, Path(setup.recipe.data).expanduser())
+    return "" if folder == os.curdir else f" ({folder}/)"
 
 
 def _schedule(setup: TrainingSetup) -> str:
@@ -82,7 +98,8 @@ def _device(setup: TrainingSetup) -> str:
         workers = setup.loading.recipe.workers
         fewer = f" instead of {recipe.workers}, one per core" if workers != recipe.workers else ""
         images = f"images loaded by {_plural(workers, 'worker')}{fewer}" if workers else "images loaded without workers"
-    return f"{name}{ranks}, {recipe.precision}, {images}"
+    precision = "float32" if recipe.precision == "tf32" and setup.device.type != "cuda" else recipe.precision
+    return f"{name}{ranks}, {precision}, {images}"
 
 
 def _network(setup: TrainingSetup) -> str:
@@ -132,7 +149,10 @@ def _learning_rates(setup: TrainingSetup) -> str:
     freeze = setup.freeze.steps
     frozen = ""
     if freeze:
-        until = "the whole run" if recipe.freeze_backbone else f"the first {_plural(int(freeze), 'step')}"
+        whole = freeze >= recipe.epochs * setup.batches.steps
+        until = "the whole run" if whole else f"the first {_plural(int(freeze), 'step')}"
+        if whole and not recipe.freeze_backbone:
+            until += f", because freeze_epochs={recipe.freeze_epochs:g} does not end within it"
         frozen = f"; only new parameters are trained for {until}"
     return f"{_listing(rates)} ({recipe.optimizer}){frozen}"
 

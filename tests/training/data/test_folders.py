@@ -35,6 +35,8 @@ def sizes(data):
         ("training", "valid", "testing"),
         ("Train", "Validation", "Test"),
         ("TRAIN", "dev", "tst"),
+        ("training_set", "validation-images", "Test Data"),
+        ("train2017", "val2017", "testset"),
     ],
 )
 def test_usual_names_of_splits_are_understood(small, tmp_path, names):
@@ -65,6 +67,14 @@ def test_a_class_can_be_named_train(small, tmp_path):
     """A split holds class folders, a class holds images."""
     data = open_data(small(data=str(tree(tmp_path, "bus", "car", "train"))))
     assert data.classes == ["bus", "car", "train"]
+
+
+def test_classes_can_have_the_name_of_a_split_in_theirs(small, tmp_path):
+    """A steam_train is no split, even if its images lie in folders, and neither are test_tube and train_station."""
+    data = open_data(small(data=str(tree(tmp_path, "steam_train/a", "steam_train/b", "ship"))))
+    assert data.classes == ["ship", "steam_train"]
+    data = open_data(small(data=str(tree(tmp_path / "things", "test_tube", "train_station", images=5))))
+    assert data.classes == ["test_tube", "train_station"]
 
 
 def test_folders_that_the_system_made_are_no_classes(small, tmp_path):
@@ -101,6 +111,8 @@ def test_folders_without_images_may_lie_beside_splits(small, tmp_path):
         (["train/a", "train/b", "test"], "holds train/ with class folders, but test/ without"),
         (["a/train", "a/val", "b/train", "b/val"], r"holds splits inside its folders \(a/train, a/val\)"),
         (["train/a", "val/a"], "has only one class, a: a classifier needs at least two"),
+        (["pets_train/a", "pets_train/b", "pets_test/a"], "holds pets_test/ and pets_train/, which seem to be splits"),
+        (["train_set/a", "train2017/b"], "holds train2017/ and train_set/, which both name the train split"),
         (["pets/a", "pets/b"], "has only one class, pets: .*; if the 2 folders in .*pets are the classes, give it as"),
     ],
 )  # fmt: skip

@@ -42,8 +42,13 @@ def place_gates(model: nn.Module, options: GateOptions, *, kind: str, image_size
     stages = residual_stages(model, record_calls(model, probe_image(model, image_size)))
     name = type(model).__name__
     if kind == "dia":
-        if any(len({components.branch_channels(block.module) for block in stage}) > 1 for stage in stages):
-            raise AttachError(f"{name} has stages of several widths: dia shares one LSTM of one width")
+        for stage in stages:
+            found = dict.fromkeys(components.branch_channels(block.module) for block in stage)
+            if len(found) > 1:
+                raise AttachError(
+                    f"{name} has stages of several widths: dia shares one LSTM of one width, and the blocks "
+                    f"{stage[0].name} to {stage[-1].name} have {' and '.join(map(str, found))} channels"
+                )
         widths = [components.branch_channels(stage[0].module) for stage in stages]
         place_shared(model, key, DIA(widths, init=options.init), stages)
         return

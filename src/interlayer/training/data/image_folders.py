@@ -84,7 +84,7 @@ def _hold_test_out(images: FolderImages, problems: Problems, why: str) -> Data:
             f"{images.root} has {len(images)} images and no test folder: too few to hold a tenth out for testing"
         )
     rest, test = cut(len(images), len(images) // 10)
-    note = f"{why}: a tenth of its {len(images):,} images, the same for every seed, is the test"
+    note = f"{why}: a tenth of its {len(images):,} images, the same for every seed, is the test split"
     notes = [*_nested_classes(images.root), note]
     return Data(Subset(images, rest), None, Subset(images, test), list(images.classes), problems, notes)
 

@@ -1,16 +1,20 @@
 """Finds the splits of a folder of images by their names: train or training, val, valid, validation or dev, and test.
 
+These names are also understood in any case and with a usual ending: Train, training_set, test-images, train2017.
+
     FOLDER/CLASS/IMAGE                 class folders without splits
     FOLDER/SPLIT/CLASS/IMAGE           splits
     FOLDER/images/SPLIT/CLASS/IMAGE    splits in a folder `images`, or in the only folder
 
 A folder is a split only if it holds folders, because `train` can also be the name of a class. Other trees are refused,
-and the error says what was seen: two folders for one split, splits beside class folders, splits without class folders.
+and the error says what was seen: two folders for one split, splits beside class folders, splits without class folders,
+folders such as `pets_train` and `pets_test`, which seem to be splits.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,13 +28,21 @@ SPLITS = {
     "test": ("test", "testing", "tst"),
 }
 _SPLIT_OF_NAME = {name: split for split, names in SPLITS.items() for name in names}
+_ENDINGS = {"set", "split", "data", "dataset", "images", "imgs"}  # words that may follow the name of a split
 _LITTER = {"__macosx", "@eadir", "lost+found", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
 REMEDY = "name the folders, for example data_options.train_split=train data_options.test_split=val"
 
 
 def split_of(name: str) -> str | None:
     """Returns the split that a folder name stands for: train, validation or test; None if it names no split."""
-    return _SPLIT_OF_NAME.get(name.casefold())
+    first, *rest = _words(name) or [""]
+    endings = all(word in _ENDINGS or word.isdigit() for word in rest)
+    return _SPLIT_OF_NAME.get(first) or _SPLIT_OF_NAME.get(first.removesuffix("set")) if endings else None
+
+
+def _words(name: str) -> list[str]:
+    """Returns the words and numbers of a folder name: `train` and `2017` of Train2017."""
+    return re.findall(r"\d+|[^\W\d_]+", name.casefold())
 
 
 def is_litter(name: str) -> bool:
@@ -112,7 +124,18 @@ def _splits_inside(root: Path, folders: list[Path]) -> dict[str, Path]:
             f"{root} holds splits inside its folders ({found}): expected {root}/train/CLASS/IMAGE, or give one of its "
             f"folders as --data"
         )
+    _check_classes(root, folders)
     return {}
+
+
+def _check_classes(root: Path, folders: list[Path]) -> None:
+    """Raises if all class folders seem to be splits: their names have the word for one, and they hold folders."""
+    if len(folders) > 1 and all(
+        _SPLIT_OF_NAME.keys() & _words(folder.name) and folders_in(folder) for folder in folders
+    ):
+        raise TrainingError(
+            f"{root} holds {_names(folders)}, which seem to be splits: rename them to train/ and test/, or {REMEDY}"
+        )
 
 
 def _chosen(root: Path, split: str, name: str) -> Path:
