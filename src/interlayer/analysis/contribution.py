@@ -360,7 +360,10 @@ def _output(value: Any) -> Tensor:
 
 
 def _ratios(output: Tensor, without: Tensor) -> Tensor:
-    """Returns ‖output - without‖ / ‖output‖ of each image, [B]; zero where both norms are zero."""
+    """Returns ‖output - without‖ / ‖output‖ of each image, [B].
+
+    The ratio is zero where nothing changes, and one where the mechanism leaves nothing, so that it is always finite.
+    """
     output, without = output.flatten(1).float(), without.flatten(1).float()
     change, size = (output - without).norm(dim=1), output.norm(dim=1)
-    return torch.where(change == 0, change, change / size)
+    return torch.where(size == 0, (change > 0).to(change), change / size)
