@@ -383,9 +383,7 @@ def test_a_run_says_what_is_new_and_its_rates(tuned, tmp_path, trained):
     assert "instead of 64, one per core" in lines[2]
     assert "16,686 new (11,556 of the mechanism and 5,130 of the classifier)" in lines[3]
     head = "the classifier for 5 classes is replaced by a new one for 10; the mechanism starts as the identity"
-    assert (
-        lines[4] == f"weights: {trained['resnet10t']}, 84 tensors loaded; {head}"
-    )
+    assert lines[4] == f"weights: {trained['resnet10t']}, 84 tensors loaded; {head}"
     # stem, four blocks, classifier: the stem is five layers before the classifier
     rates = "0.000625 to 0.01 for loaded parameters and 0.2 for new ones (sgd)"
     assert lines[5] == f"learning rate: {rates}; only new parameters are trained for the first 3 steps"
