@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .completion import complete_recipe
-from .train import DataName, Overrides, finetuning_advice, is_main_process, opening_lines
+from .train import DataName, Overrides, check_overrides, finetuning_advice, is_main_process, opening_lines
 
 
 def compare(
@@ -47,13 +47,14 @@ def compare(
     from .printing import rich_table
 
     log_to_stderr()
+    check_overrides(overrides or [])
     recipe = recipe or ("default" if model or data else "digits")
     resolved = load_recipe(recipe, overrides or [], data=data)
     models = model or [resolved.model]
     if not models[0]:
         raise ValueError("nothing to compare: give --model NAME+MECHANISM, or --model twice")
     folder = output or new_folder("compare")
-    if is_main_process() and folder.exists() and any(folder.iterdir()) and not resume:
+    if is_main_process() and folder.is_dir() and any(folder.iterdir()) and not resume:
         raise ValueError(
             f"{folder} is not empty: give --resume to resume the comparison in it, or choose another folder"
         )

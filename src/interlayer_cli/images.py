@@ -23,8 +23,12 @@ def transformed(path: Path, transform: Any) -> Tensor:
     """Loads an image file and transforms it to a batch of one image, [1, 3, H, W]."""
     import torch
 
-    from interlayer.training.data.images import open_rgb
+    from interlayer.training.data.images import open_rgb, unreadable
 
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    return torch.as_tensor(transform(open_rgb(path)))[None]
+    try:
+        image = open_rgb(path)
+    except Exception as error:  # Pillow raises exceptions of many types for files that are not images
+        raise ValueError(f"{path} cannot be used: {unreadable(error)}; give the file of a photograph") from error
+    return torch.as_tensor(transform(image))[None]

@@ -7,7 +7,7 @@ import typer
 
 plot = typer.Typer(
     no_args_is_help=True,
-    help="Plot what a trained network has learned.\n\nExample: `interlayer plot shared-weights weights.safetensors`",
+    help="Plot what a trained network has learned.\n\nExample: `interlayer plot scores runs/20250101-120000-resnet50`",
 )
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the figure if it exists.")]
 

@@ -45,11 +45,17 @@ def profile(
     setting = Setting(batch_size, image_size, device, precision, channels_last, compile_models, steps, graph)  # type: ignore[arg-type]
     order = list(dict.fromkeys(name for model in names for name in (plain_name(model), model)))
     costs: dict[str, Cost] = {}
+    remarks: list[str] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(order))
         for name in order:
             network = build_network(name, image_size=image_size)
+            if image_size and image_size < _reduction(network) and name == plain_name(name):
+                remarks.append(
+                    f"interlayer: {name} reduces images by a factor of {_reduction(network)}: at {image_size} pixels "
+                    "its last feature map is a single pixel, and its cost says little about larger images"
+                )
 
             def report(what: str, name: str = name) -> None:
                 progress.update(task, description=f"{name}: {what}")
@@ -77,6 +83,13 @@ def profile(
     )
     console = Console(width=None if Console().is_terminal else 160 + max(map(len, order)))
     console.print(_table(f"{where}; {how}", order, {name: plain_name(name) for name in order}, costs))
+    for remark in remarks:
+        typer.echo(remark, err=True)
+
+
+def _reduction(network: Any) -> int:
+    """Returns by which factor a network of timm makes images smaller; 1 if it does not say so."""
+    return max((int(stage.get("reduction", 1)) for stage in getattr(network, "feature_info", None) or []), default=1)
 
 
 def _table(title: str, order: list[str], plain_names: dict[str, str], costs: Any) -> Any:

@@ -46,6 +46,7 @@ def train(
     from .display import command_line, command_to_resume, log_to_stderr, new_folder, showing
 
     log_to_stderr()
+    check_overrides(overrides or [])
     resolved = load_recipe(recipe, overrides or [], model=model, data=data)
     folder = output or new_folder(resolved.model or "run")
     stop = StopSignal()
@@ -104,6 +105,16 @@ def opening_lines(advice: str = "") -> Callable[[Any], None]:
             typer.echo("\n".join(lines))
 
     return show
+
+
+def check_overrides(overrides: list[str]) -> None:
+    """Raises if a network, a recipe or a folder of images is given without its option, as in `train resnet50`."""
+    from interlayer.training import list_recipes
+
+    for text in overrides:
+        if "=" not in text.partition(":")[0]:  # NAME+MECHANISM:OPTION=VALUE is not KEY=VALUE
+            option = "--recipe" if text in list_recipes() else "--data" if Path(text).exists() else "--model"
+            raise ValueError(f"expected key=value, got {text!r}; did you mean {option} {text}?")
 
 
 def key_advice(error: Any) -> str:

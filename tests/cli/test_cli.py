@@ -271,6 +271,17 @@ def test_plot_of_scores_says_how_much_the_mechanism_contributes(tmp_path):
     assert "mrla_light changes the outputs of its blocks by 0% (1 image)" in result.stdout
     assert picture.stat().st_size > 5000
     assert "expected weights=FILE, got 'wieghts=a'" in fails(*line, "wieghts=a", "--overwrite")
+    (tmp_path / "text.txt").write_text("no picture")
+    sentence = fails(*line, "--overwrite", "--image", tmp_path / "text.txt")
+    assert "text.txt cannot be used: it cannot be read as an image" in sentence
+
+
+def test_profile_remarks_on_images_smaller_than_one_pixel_of_the_last_feature_map():
+    """Such a cost says nothing about photographs; once for a backbone and what is attached to it."""
+    result = run("profile", "resnet10t+mrla_light", "--batch-size", 2, "--image-size", 16, "--steps", 1)
+    assert result.returncode == 0, result.stderr
+    assert "interlayer: resnet10t reduces images by a factor of 32: at 16 pixels its last feature map" in result.stderr
+    assert result.stderr.count("reduces images") == 1
 
 
 def test_unknown_commands_and_options():

@@ -30,6 +30,7 @@ def test_a_stopped_run_continues_from_its_folder_alone(recipe, tmp_path):
     assert "epochs cannot change when a run is resumed, only" in fails("resume", tmp_path / "cut", "epochs=9")
     result = run("resume", tmp_path / "cut", "workers=1", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+    assert "weights: those of the checkpoint at epoch" in result.stdout, "they are not newly initialized"
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert summary["command"] == "interlayer train --cut", "the command that reproduces the run"

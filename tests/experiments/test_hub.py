@@ -111,6 +111,13 @@ def test_a_mechanism_that_started_as_the_identity_is_stored_with_its_options(tmp
         timm.create_model(f"local-dir:{folder}", pretrained=True)
 
 
+def test_a_stored_network_of_imagenet_still_knows_the_wordnet_ids(tmp_path):
+    """Its configuration lists names alone, and the folders of ImageNet are named by id."""
+    _, folder = store(tmp_path, "test_resnet")
+    classes = load_network(f"local-dir:{folder}").class_names
+    assert classes.match(["n01440764", "tench"]) == {"n01440764": 0, "tench": 0}
+
+
 def test_the_model_card_says_what_the_network_is(finished_run, tmp_path):
     card = (interlayer.save_for_hub(str(finished_run), tmp_path / "digits", license="mit") / "README.md").read_text()
     metadata, text = card.split("---\n")[1:]

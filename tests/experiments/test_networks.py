@@ -119,6 +119,14 @@ def test_weights_without_a_classifier_are_refused(tmp_path, weights):
         PretrainedNetwork(MODEL, [f"weights={tmp_path / 'features.safetensors'}"])
 
 
+def test_weights_of_another_network_are_refused_with_their_names(tmp_path):
+    """Not as weights without a classifier, which would be half of the truth."""
+    other = timm.create_model("tf_efficientnet_lite0")
+    safetensors.torch.save_file(other.state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"other.safetensors does not fit the network: .* and \d+ more; "):
+        PretrainedNetwork(MODEL, [f"weights={tmp_path / 'other.safetensors'}"])
+
+
 def test_a_head_of_other_classes_takes_the_names_of_the_data(tmp_path, photographs, caplog):
     _, path = weights_of(tmp_path, classes=3)
     loaded = PretrainedNetwork(MODEL, [f"weights={path}", *CPU])

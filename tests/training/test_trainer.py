@@ -283,6 +283,24 @@ def test_an_unwritable_folder_is_one_sentence(small, tmp_path):
         train(small(), tmp_path / "closed" / "run")
 
 
+def test_a_file_in_the_place_of_the_folder_is_one_sentence(small, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(TrainingError, match="file is a file: choose another name for the folder"):
+        train(small(), tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_that_does_not_start_leaves_no_folder_behind(small, tmp_path):
+    """Also not the parents that it created; a folder that was there before stays."""
+    with pytest.raises(TrainingError, match="no such folder"):
+        train(small(data=str(tmp_path / "nothing")), tmp_path / "runs" / "group" / "mine")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(TrainingError, match="no such folder"):
+        train(small(data=str(tmp_path / "nothing")), tmp_path / "runs" / "mine")
+    assert (tmp_path / "runs").is_dir()
+
+
 def test_a_path_under_a_file_is_one_sentence(small, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match="could not be written: Not a directory"):

@@ -16,7 +16,7 @@ from ..models.checkpoints import read_checkpoint, unwrap
 from ..models.hub import is_stored
 from ..models.origin import changes_outputs, origin_of
 from ..models.registry import check_name
-from ..models.weights import classifier_parameters
+from ..models.weights import classifier_parameters, start_from
 from ..training import Recipe, TrainingError, load_recipe
 from ..training.data import ClassNames, ImageTransform
 from .trained import (
@@ -120,6 +120,7 @@ def _classes_in(path: str, network: nn.Module) -> int:
     head = [name for name, parameter in network.named_parameters() if id(parameter) in classifier]
     missing = [name for name in head if name not in tensors]
     if missing or not head:
+        start_from(network, path)  # raises if the other weights do not fit either: the file is of another network
         raise TrainingError(f"{path} holds no classifier for this network: {', '.join(missing) or 'it has none'}")
     return len(tensors[head[0]])
 
@@ -128,7 +129,10 @@ def _class_names(network: nn.Module) -> ClassNames | None:
     """Returns the names of the classes that the configuration of the network lists, or those of ImageNet."""
     listed = getattr(network, "pretrained_cfg", {}).get("label_names") or []
     names = [str(name) for name in (listed.values() if isinstance(listed, dict) else listed)]
-    return ClassNames(names) if len(names) == _num_classes(network) > 0 else ClassNames.imagenet(network)
+    imagenet = ClassNames.imagenet(network)  # also knows the WordNet ids, which the configuration does not list
+    if imagenet is not None and names == imagenet.names:
+        return imagenet
+    return ClassNames(names) if len(names) == _num_classes(network) > 0 else imagenet
 
 
 def _num_classes(network: nn.Module) -> int:

@@ -68,7 +68,11 @@ def flush_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(path: Path) -> None:
-    """Creates a folder and its parents."""
+def make_folder(path: Path) -> list[Path]:
+    """Creates a folder and its parents. Returns those that did not exist before, the innermost first."""
+    if path.is_file():
+        raise TrainingError(f"{path} is a file: choose another name for the folder")
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+    return missing

@@ -23,7 +23,7 @@ class FolderLock:
     """An exclusive lock on a folder. The operating system releases it when the process ends, even by SIGKILL."""
 
     def __init__(self, folder: Path) -> None:
-        make_folder(folder)
+        self.created = make_folder(folder)
         self.path = folder / ".lock"
         with writing(self.path):
             self.file = open(self.path, "a+")  # noqa: SIM115  held until release
@@ -46,7 +46,8 @@ class FolderLock:
         """Releases the lock.
 
         Args:
-            remove: whether to remove the lock file as well, and the folder if it is then empty.
+            remove: whether to remove the lock file as well, the folder if it is then empty, and the parents that were
+                created with it.
         """
         _held.discard(self)
         if self.file.closed:
@@ -55,5 +56,7 @@ class FolderLock:
             with suppress(OSError):
                 self.path.unlink()
                 self.path.parent.rmdir()
+                for parent in self.created[1:]:
+                    parent.rmdir()
         fcntl.flock(self.file, fcntl.LOCK_UN)
         self.file.close()

@@ -38,8 +38,10 @@ class Overview:
         return [*self.data, *self.network]
 
 
-def overview_of(setup: TrainingSetup) -> Overview:
-    """Describes a run that is ready to train."""
+def overview_of(setup: TrainingSetup, *, epoch: int = 0, step: int = 0) -> Overview:
+    """Describes a run that is ready to train, or to continue after some epochs and steps."""
+    steps = setup.batches.steps
+    resumed = f"those of the checkpoint at epoch {epoch + 1}, step {step} of {steps}" if epoch or step else ""
     return Overview(
         setup.recipe.model,
         data=[
@@ -47,9 +49,11 @@ def overview_of(setup: TrainingSetup) -> Overview:
             f"schedule: {_schedule(setup)}", f"device: {_device(setup)}",
         ],
         network=[
-            f"network: {_network(setup)}", f"weights: {_weights(setup)}", f"learning rate: {_learning_rates(setup)}",
+            f"network: {_network(setup)}",
+            f"weights: {resumed or _weights(setup)}",
+            f"learning rate: {_learning_rates(setup)}",
         ],
-    )  # fmt: skip
+    )
 
 
 def _data(setup: TrainingSetup) -> str:

@@ -92,7 +92,7 @@ class Trainer:
         setup = set_up(recipe, self.processes, self.data, report)
         self.loop = TrainingLoop(setup, self.folder, self.stop, self.stream, resume=self.resume, command=self.command)
         if self.processes.is_main:
-            self.on_start(overview_of(setup))
+            self.on_start(overview_of(setup, epoch=self.loop.state.epoch, step=self.loop.state.step))
         yield from self.loop.run()
 
     @property
