@@ -45,8 +45,10 @@ def overview_of(setup: TrainingSetup, *, epoch: int = 0, step: int = 0) -> Overv
     return Overview(
         setup.recipe.model,
         data=[
-            f"data: {_data(setup)}", *(f"note: {note}" for note in setup.data.notes),
-            f"schedule: {_schedule(setup)}", f"device: {_device(setup)}",
+            f"data: {_data(setup)}",
+            *(f"note: {note}" for note in setup.data.notes),
+            f"schedule: {_schedule(setup)}",
+            f"device: {_device(setup)}",
         ],
         network=[
             f"network: {_network(setup)}",
