@@ -47,7 +47,7 @@ def compare(
     from .printing import rich_table
 
     log_to_stderr()
-    check_overrides(overrides or [])
+    check_overrides(overrides or [], ("seeds", "together", "output", "recipe"))
     recipe = recipe or ("default" if model or data else "digits")
     resolved = load_recipe(recipe, overrides or [], data=data)
     models = model or [resolved.model]

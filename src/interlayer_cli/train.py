@@ -1,7 +1,7 @@
 """`interlayer train`: train one network under a recipe."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,14 +107,21 @@ def opening_lines(advice: str = "") -> Callable[[Any], None]:
     return show
 
 
-def check_overrides(overrides: list[str]) -> None:
-    """Raises if a network, a recipe or a folder of images is given without its option, as in `train resnet50`."""
+def check_overrides(overrides: list[str], options: Sequence[str] = ("output", "recipe")) -> None:
+    """Raises if a network, a recipe or a folder of images is given without its option, as in `train resnet50`.
+
+    Args:
+        options: options of the command that are not keys of recipes, and could be written like one.
+    """
     from interlayer.training import list_recipes
 
     for text in overrides:
         if "=" not in text.partition(":")[0]:  # NAME+MECHANISM:OPTION=VALUE is not KEY=VALUE
             option = "--recipe" if text in list_recipes() else "--data" if Path(text).exists() else "--model"
             raise ValueError(f"expected key=value, got {text!r}; did you mean {option} {text}?")
+        key, _, value = text.partition("=")
+        if key in options:
+            raise ValueError(f"{key} is an option of the command, not a key of recipes: write --{key} {value}")
 
 
 def key_advice(error: Any) -> str:

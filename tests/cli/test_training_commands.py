@@ -62,6 +62,7 @@ def test_train_refuses_a_folder_that_holds_a_run(trained):
         (["learning_rate=0.1"], "did you mean 'lr'? `interlayer recipes --keys` lists all keys"),
         (["--epochs", "3"], "no such option: --epochs; values of the recipe are written without dashes: epochs=3"),
         (["epochs=soon"], "epochs must be a whole number, got 'soon'"),
+        (["output=here"], "output is an option of the command, not a key of recipes: write --output here"),
         (["resnet50+cb:scaled=true"], "got 'resnet50+cb:scaled=true'; did you mean --model resnet50+cb:scaled=true?"),
         (["finetune"], "expected key=value, got 'finetune'; did you mean --recipe finetune?"),
         (["/"], "expected key=value, got '/'; did you mean --data /?"),

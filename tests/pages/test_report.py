@@ -116,7 +116,8 @@ def test_everything_a_reader_looks_for_is_there(browser, reports, comparison):
     headings = [h.text for h in browser.find_elements("tag name", "h2")]
     assert headings == [
         "Accuracy and cost", "Training", "What the mechanism contributes", "Which layer reads which",
-        "Where they disagree", "Again", "Recipe",
+        "Where they disagree", "Confusion of preresnet20_cifar, first seed",
+        "Confusion of preresnet20_cifar+mrla_light, first seed", "Again", "Recipe",
     ]  # fmt: skip
     text = browser.find_element("tag name", "body").text
     for verdict in comparison.verdicts():

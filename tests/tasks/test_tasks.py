@@ -76,17 +76,22 @@ def test_a_metric_is_printed_and_compared_as_it_says():
     assert accuracy.format(math.nan) == ""
 
 
+def records(labels, predicted):
+    """The predictions that an evaluation records: index, true class and predicted class of each image."""
+    return torch.stack([torch.arange(len(labels)), labels, predicted], 1)
+
+
 def test_few_classes_give_a_confusion_matrix_and_many_a_list_of_pairs():
     labels, predicted = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 1, 1, 1, 0, 2])
-    few = confusion_section(labels, predicted, ["cat", "dog", "bird"])
+    few = confusion_section(records(labels, predicted), ["cat", "dog", "bird"])
     assert few.matrix.counts == [[1, 2, 0], [0, 1, 0], [1, 0, 1]]
     names = [f"class {i}" for i in range(MATRIX_CLASSES + 1)]
-    many = confusion_section(labels, predicted, names)
+    many = confusion_section(records(labels, predicted), names)
     assert many.matrix is None
     assert many.tables[0].rows == [["class 0", "class 1", "2", "66.7%"], ["class 2", "class 0", "1", "50.0%"]]
     assert "3 of 6 test images" in many.text
-    assert "every test image" in confusion_section(labels, labels, names).text
+    assert "every test image" in confusion_section(records(labels, labels), names).text
     everything = torch.arange(26).repeat_interleave(2)
-    longer = confusion_section(everything, everything.roll(1), names)
+    longer = confusion_section(records(everything, everything.roll(1)), names)
     assert len(longer.tables[0].rows) == 20
     assert "The 20 most frequent of 26 pairs:" in longer.text

@@ -134,7 +134,7 @@ class Classification(Task):
     def show_run(self, run: FinishedRun, images: ImageSource | None) -> list[Section]:
         """Shows which classes are taken for which, and the mistakes with the highest confidence."""
         predictions, confidences = run.records["predictions"], run.records["confidences"]
-        confusion = confusion_section(predictions[:, 1], predictions[:, 2], self.classes)
+        confusion = confusion_section(predictions, self.classes)
         return [confusion] if images is None else [confusion, self._mistakes(predictions, confidences, images)]
 
     def _mistakes(self, predictions: Tensor, confidences: Tensor, images: ImageSource) -> Section:
@@ -151,17 +151,22 @@ class Classification(Task):
         return Section("Mistakes", text, pictures=pictures)
 
     def show_comparison(self, runs: Sequence[FinishedRun], images: ImageSource | None) -> list[Section]:
-        """Shows test images for which the first two networks predict different classes."""
-        if images is None or len(runs) < 2:
-            return []
-        pair = runs[:2]
+        """Shows where the first two networks disagree, and which classes each network takes for which."""
+        confusions = [
+            confusion_section(run.records["predictions"], self.classes, title=f"Confusion of {run.model}, first seed")
+            for run in runs
+        ]
+        return confusions if images is None or len(runs) < 2 else [self._disagreements(runs[:2], images), *confusions]
+
+    def _disagreements(self, pair: Sequence[FinishedRun], images: ImageSource) -> Section:
+        """Shows test images for which two networks predict different classes."""
         names = [run.model for run in pair]
         answers = [run.records["predictions"] for run in pair]
         differ = (answers[0][:, 2] != answers[1][:, 2]).nonzero().flatten().tolist()
         title = "Where they disagree"
         if not differ:
             text = "The two networks, with the first seed, predict the same class for every test image."
-            return [Section(title, text)]
+            return Section(title, text)
         right = [int((rows[differ, 2] == rows[differ, 1]).sum()) for rows in answers]
         pictures = []
         for index in [differ[i] for i in spread(len(differ), SHOWN_IMAGES)]:
@@ -175,7 +180,7 @@ class Classification(Task):
             f"The two networks (first seed) predict different classes for {len(differ)} of {len(answers[0])} test "
             f"images: {names[0]} is right on {right[0]} of them, {names[1]} on {right[1]}."
         )
-        return [Section(title, text, keys=names, legend="the true class is in bold", pictures=pictures)]
+        return Section(title, text, keys=names, legend="the true class is in bold", pictures=pictures)
 
     def _truth(self, label: int) -> list[Span]:
         return [Span(self.classes[label], "strong")]

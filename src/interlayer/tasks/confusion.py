@@ -14,15 +14,15 @@ MATRIX_CLASSES = 25  # maximum number of classes in a confusion matrix; a table 
 SHOWN_PAIRS = 20  # maximum number of pairs in that table
 
 
-def confusion_section(labels: Tensor, predicted: Tensor, classes: Sequence[str]) -> Section:
+def confusion_section(predictions: Tensor, classes: Sequence[str], *, title: str = "Confusion") -> Section:
     """Returns the confusion matrix or, for many classes, a table of the most frequent confusions.
 
     Args:
-        labels: the true class of each image, [N].
-        predicted: the predicted class of each image, [N].
+        predictions: index, true class and predicted class of each image, [N, 3].
         classes: the names of the classes.
+        title: the title of the section.
     """
-    title, count = "Confusion", len(classes)
+    labels, predicted, count = predictions[:, 1], predictions[:, 2], len(classes)
     if count <= MATRIX_CLASSES:
         counts = torch.bincount(labels * count + predicted, minlength=count * count).view(count, count)
         text = "The number of test images of each class by the predicted class, and their share of the true class."
