@@ -66,7 +66,9 @@ def test_a_pattern_that_matches_no_model_suggests_one_that_does():
 
 def test_an_error_of_the_operating_system_names_the_file(tmp_path):
     (tmp_path / "file").write_text("mine")
-    assert "file: not a directory" in fails("compare", "--output", "file", cwd=tmp_path)
+    assert "file is a file: choose another name" in fails("compare", "--output", "file", cwd=tmp_path)
+    message = fails("compare", "--output", "file/inside", cwd=tmp_path)
+    assert "file/inside could not be written: Not a directory" in message
 
 
 def test_compare_refuses_unknown_names_before_it_trains(tmp_path):

@@ -8,12 +8,12 @@ import sys
 from command_line import fails, run
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(finished_run, tmp_path):
     """Simulated by a module path on which onnxruntime cannot be found."""
     program = (
         "import sys, importlib.util as u; found = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'onnxruntime' else found(name, *a)\n"
-        f"sys.argv = ['interlayer', 'export', 'preresnet20_cifar', '--output', {str(tmp_path / 'model.onnx')!r}]\n"
+        f"sys.argv = ['interlayer', 'export', {str(finished_run)!r}, '--output', {str(tmp_path / 'model.onnx')!r}]\n"
         "from interlayer_cli.app import main; main()"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)

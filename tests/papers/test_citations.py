@@ -14,7 +14,8 @@ WITHOUT_PAPER = {"se", "eca", "cbam", "gc", "nl", "dia", "bridge"}  # methods th
 
 def test_every_paper_and_every_mechanism_has_an_entry():
     assert CITATIONS.keys() == TABLES.keys()
-    assert PAPER_OF_MECHANISM.keys() == MECHANISMS.keys() - WITHOUT_PAPER
+    own = {name for name, row in MECHANISMS.items() if row.options.__module__.startswith("interlayer.hosts")}
+    assert PAPER_OF_MECHANISM.keys() == own - WITHOUT_PAPER  # other tests register mechanisms from outside
 
 
 @pytest.mark.parametrize("paper", CITATIONS)
