@@ -1,8 +1,10 @@
 """`interlayer push`, run in a separate process as a user runs it."""
 
+import pytest
 from command_line import fails, run
 
 
+@pytest.mark.slow
 def test_a_pushed_run_is_loaded_again_by_its_name(finished_run, tmp_path):
     result = run("push", finished_run, "local-dir:pushed", "--license", "mit", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

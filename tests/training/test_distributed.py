@@ -150,6 +150,7 @@ def fine_tuned(without_randomness, tmp_path):
     return without_randomness.replace(weights=weights_file, new_lr_scale=3, layer_decay=0.8), start
 
 
+@pytest.mark.slow
 def test_replicas_freeze_and_unfreeze_together(fine_tuned, tmp_path, launch):
     """The first epoch trains only the new classifier; two processes end as one does, also if killed and resumed."""
     recipe = fine_tuned[0].replace(freeze_epochs=1)
