@@ -16,7 +16,7 @@ from ..models.checkpoints import read_checkpoint, unwrap
 from ..models.hub import is_stored
 from ..models.origin import changes_outputs, origin_of
 from ..models.registry import check_name
-from ..models.weights import classifier_parameters, start_from
+from ..models.weights import classifier_names, classifier_parameters, start_from
 from ..training import Recipe, TrainingError, load_recipe
 from ..training.data import ClassNames, ImageTransform
 from .trained import (
@@ -116,8 +116,8 @@ def _build(recipe: Recipe) -> nn.Module:
 def _classes_in(path: str, network: nn.Module) -> int:
     """Returns the number of classes of the classifier in a weights file."""
     tensors = unwrap(read_checkpoint(path)[0])
-    classifier = {id(parameter) for parameter in classifier_parameters(network)}
-    head = [name for name, parameter in network.named_parameters() if id(parameter) in classifier]
+    names = classifier_names(network)
+    head = [name for name, _ in network.named_parameters() if name in names]
     missing = [name for name in head if name not in tensors]
     if missing or not head:
         start_from(network, path)  # raises if the other weights do not fit either: the file is of another network

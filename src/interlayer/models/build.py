@@ -171,15 +171,13 @@ def _create(
     _check_backbone(name)
     if pretrained:
         options = {**options, **find_pretrained(name, options)}
-    defaults = {"pretrained": pretrained}
-    return _create_with_timm(name, options, defaults, num_classes=num_classes, image_size=image_size)
+    return _create_with_timm(name, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
 
 
 def _create_with_timm(
-    name: str, options: dict[str, Any], defaults: dict[str, Any], *, num_classes: int | None, image_size: int | None
+    name: str, options: dict[str, Any], *, num_classes: int | None, pretrained: bool, image_size: int | None
 ) -> nn.Module:
-    if num_classes is not None:
-        defaults["num_classes"] = num_classes
+    defaults = {"pretrained": pretrained} | ({} if num_classes is None else {"num_classes": num_classes})
     try:
         if image_size and "img_size" not in options:
             try:  # networks with position embeddings for a fixed size
@@ -191,7 +189,7 @@ def _create_with_timm(
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ModelError(f"{name} cannot be built{f' with {given}' if given else ''}: {reason(error)}") from error
     except OSError as error:
-        if not defaults["pretrained"]:
+        if not pretrained:
             raise
         raise pretrained_error(name, reason(error)) from error
 
@@ -235,8 +233,8 @@ def _create_stored(
             check_name(backbone)
         except ValueError as error:
             raise ModelError(f"{stored.folder}: {error}") from error
-        folder, defaults = f"local-dir:{stored.folder}", {"pretrained": pretrained}
-        return _create_with_timm(folder, options, defaults, num_classes=num_classes, image_size=image_size)
+        folder = f"local-dir:{stored.folder}"
+        return _create_with_timm(folder, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
     own = {**stored.options, **options}
     attach_options, size = own.pop("attach_options", None), own.pop("img_size", None)
     network: Any = build_network(

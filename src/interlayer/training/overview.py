@@ -15,6 +15,7 @@ from ..models.origin import untrained_mechanisms
 from .data.resident import ResidentTrainBatches
 from .recipe import Recipe
 from .setup import TrainingSetup
+from .wording import listing, plural
 
 SHOWN_CLASSES = 5
 
@@ -65,8 +66,8 @@ def _data(setup: TrainingSetup) -> str:
     ]
     classes = setup.task.classes
     names = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
-    listed = f"{_plural(len(classes), 'class', 'classes')}: {names}"
-    return f"{setup.recipe.data}, {_listing(counts)} images, {listed}"
+    listed = f"{plural(len(classes), 'class', 'classes')}: {names}"
+    return f"{setup.recipe.data}, {listing(counts)} images, {listed}"
 
 
 def _folder(setup: TrainingSetup, source: Any) -> str:
@@ -80,7 +81,7 @@ def _folder(setup: TrainingSetup, source: Any) -> str:
 
 def _schedule(setup: TrainingSetup) -> str:
     recipe, steps = setup.recipe, setup.batches.steps
-    size = f"{_plural(recipe.epochs, 'epoch')} of {_plural(steps, 'step')} with {_plural(recipe.batch_size, 'image')}"
+    size = f"{plural(recipe.epochs, 'epoch')} of {plural(steps, 'step')} with {plural(recipe.batch_size, 'image')}"
     return f"{size}, {recipe.schedule} by {recipe.schedule_on}, {_warmup(recipe)}"
 
 
@@ -88,7 +89,7 @@ def _warmup(recipe: Recipe) -> str:
     if not recipe.warmup_epochs:
         return "no warm-up"
     epochs = recipe.shortened_warmup
-    shown = f"warm-up of {_plural(epochs, 'epoch')}" if epochs else "no warm-up"
+    shown = f"warm-up of {plural(epochs, 'epoch')}" if epochs else "no warm-up"
     if epochs == recipe.warmup_epochs:
         return shown
     return f"{shown}, because warmup_epochs={recipe.warmup_epochs:g} would not end within the run"
@@ -103,7 +104,7 @@ def _device(setup: TrainingSetup) -> str:
     else:
         workers = setup.loading.recipe.workers
         fewer = f" instead of {recipe.workers}, one per core" if workers != recipe.workers else ""
-        images = f"images loaded by {_plural(workers, 'worker')}{fewer}" if workers else "images loaded without workers"
+        images = f"images loaded by {plural(workers, 'worker')}{fewer}" if workers else "images loaded without workers"
     precision = "float32" if recipe.precision == "tf32" and setup.device.type != "cuda" else recipe.precision
     return f"{name}{ranks}, {precision}, {images}"
 
@@ -119,7 +120,7 @@ def _network(setup: TrainingSetup) -> str:
     other = _count(new.values()) - mechanism
     shares = {"the mechanism": mechanism, "the classifier": other}
     listed = [f"{count:,} of {what}" if mechanism and other else what for what, count in shares.items() if count]
-    return f"{text}, {mechanism + other:,} new ({_listing(listed)})"
+    return f"{text}, {mechanism + other:,} new ({listing(listed)})"
 
 
 def _weights(setup: TrainingSetup) -> str:
@@ -138,7 +139,7 @@ def _weights(setup: TrainingSetup) -> str:
             if setup.starts_changed
             else "; the mechanism starts as the identity"
         )
-    return f"{origin.source}, {_plural(len(origin.loaded), 'tensor')} loaded{head}{start}"
+    return f"{origin.source}, {plural(len(origin.loaded), 'tensor')} loaded{head}{start}"
 
 
 def _learning_rates(setup: TrainingSetup) -> str:
@@ -156,11 +157,11 @@ def _learning_rates(setup: TrainingSetup) -> str:
     frozen = ""
     if freeze:
         whole = freeze >= recipe.epochs * setup.batches.steps
-        until = "the whole run" if whole else f"the first {_plural(int(freeze), 'step')}"
+        until = "the whole run" if whole else f"the first {plural(int(freeze), 'step')}"
         if whole and not recipe.freeze_backbone:
             until += f", because freeze_epochs={recipe.freeze_epochs:g} does not end within it"
         frozen = f"; only new parameters are trained for {until}"
-    return f"{_listing(rates)} ({recipe.optimizer}){frozen}"
+    return f"{listing(rates)} ({recipe.optimizer}){frozen}"
 
 
 def _range(lr: float, scales: Sequence[float]) -> str:
@@ -170,12 +171,3 @@ def _range(lr: float, scales: Sequence[float]) -> str:
 
 def _count(parameters: Any) -> int:
     return sum(parameter.numel() for parameter in parameters)
-
-
-def _listing(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
-
-
-def _plural(count: float, noun: str, nouns: str = "") -> str:
-    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
-    return f"{number} {noun if count == 1 else nouns or f'{noun}s'}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..files import TrainingError
 from ..recipe import Recipe
+from ..wording import listing
 from .class_names import ClassNames
 from .dataset import Data, cut
 from .folders import FolderImages, class_folders, shortened
@@ -25,7 +26,7 @@ def open_folder(path: Path, recipe: Recipe, problems: Problems) -> Data:
     if not splits:
         return _hold_test_out(FolderImages(path, None, problems), problems, f"{path} has no train folder")
     if "train" not in splits:
-        listed = " and ".join(f"{folder.name}/ with {len(folders_in(folder))} classes" for folder in splits.values())
+        listed = listing([f"{folder.name}/ with {len(folders_in(folder))} classes" for folder in splits.values()])
         raise TrainingError(
             f"{path} holds {listed}, but no training images: expected {path}/train/CLASS/IMAGE; to train on "
             f"{next(iter(splits.values())).name}/ and hold a tenth of it out, give it as --data"

@@ -21,6 +21,7 @@ from pathlib import Path
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ..files import TrainingError
+from ..wording import listing
 
 SPLITS = {
     "train": ("train", "training", "trn"),
@@ -154,4 +155,4 @@ def _names(folders: Sequence[Path], most: int = 5) -> str:
     names = [f"{folder.name}/" for folder in folders]
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most} more folders"
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return listing(names)
