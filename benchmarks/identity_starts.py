@@ -1,7 +1,8 @@
 """Compares the ways in which a mechanism that starts as the identity can be brought to use.
 
     python benchmarks/identity_starts.py --data CIFAR10_FOLDER weights=tf_efficientnet_lite0.safetensors \
-        image_size=128 epochs=5 crop=padded padding=16 resident=yes precision=bfloat16 channels_last=true
+        image_size=128 epochs=5 crop=padded padding=16 crop_pct=1.0 resident=yes precision=bfloat16 \
+        channels_last=true
 
 Trains the plain backbone and one network per start with the recipe `finetune`, and prints the accuracy with the
 mechanism and with it switched off, and how many predictions switching it off changes.
