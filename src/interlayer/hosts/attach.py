@@ -25,7 +25,7 @@ from .placing.broadcast import (
     place_context_broadcast,
     take_out_broadcasts,
 )
-from .placing.gates import GATES, GateOptions, gate_key, place_gates
+from .placing.gates import GATES, EcaOptions, GateOptions, gate_key, place_gates
 from .placing.local_attention import (
     LocalAttentionOptions,
     local_attentions,
@@ -108,8 +108,8 @@ def _layer_attention(
     return Mechanism(LAYER_ATTENTION, options, place, about)
 
 
-def _gate(name: str, about: str) -> Mechanism:
-    return Mechanism(BRANCH_ATTENTION, GateOptions, partial(place_gates, kind=name), about)
+def _gate(name: str, about: str, options: type = GateOptions) -> Mechanism:
+    return Mechanism(BRANCH_ATTENTION, options, partial(place_gates, kind=name), about)
 
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -145,7 +145,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "context broadcasting: the average of every token and the mean token (CB, sections 3.2, 3.3)",
     ),
     "se": _gate("se", "squeeze-and-excitation on the branch of every residual block"),
-    "eca": _gate("eca", "efficient channel attention on the branch"),
+    "eca": _gate("eca", "efficient channel attention on the branch", EcaOptions),
     "cbam": _gate("cbam", "channel and spatial attention on the branch"),
     "gc": _gate("gc", "global context on the branch"),
     "nl": _gate("nl", "a non-local block on the branch"),

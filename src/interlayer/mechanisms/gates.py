@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 from timm.layers import create_attn
+from timm.layers.eca import EcaModule
 from timm.layers.squeeze_excite import SEModule
 from torch import Tensor, nn
 
 from .description import record_description
-from .options import Init, expect_choice
+from .options import Init, OptionError, expect_choice, expect_odd
 from .protocol import BlockMechanism, MemoryScope, Place
 
 REDUCTION = 16  # of the hidden layer of SE and bridge attention, as in their papers
@@ -94,12 +95,20 @@ class BranchAttention(BranchGate):
     Args:
         channels: C.
         kind: the name of the layer in timm: "se", "eca", "cbam", "gc" or "nl".
+        kernel_size: the kernel size of ECA's convolution, an odd number. None derives it from C as in its paper.
     """
 
-    def __init__(self, channels: int, *, kind: str, init: Init = "paper") -> None:
+    def __init__(self, channels: int, *, kind: str, init: Init = "paper", kernel_size: int | None = None) -> None:
         super().__init__(init=init)
         self.kind = kind
-        self.attention: Any = create_attn(ON_BRANCH[kind], channels)
+        self.attention: Any
+        if kernel_size is None:
+            self.attention = create_attn(ON_BRANCH[kind], channels)
+        else:
+            expect_odd("kernel_size", kernel_size)
+            if kind != "eca":
+                raise OptionError(f"kernel_size is an option of eca, {kind} has none")
+            self.attention = EcaModule(kernel_size=kernel_size)
         for module in list(self.attention.modules()):
             if isinstance(getattr(module, "gate", None), nn.Module):  # the sigmoid
                 module.gate = nn.Sequential(module.gate, UnitScale())

@@ -133,6 +133,12 @@ def expect_positive(name: str, value: Any) -> None:
         raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def expect_odd(name: str, value: Any) -> None:
+    """Raise an error if `value` is not an odd int of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value % 2 == 0:
+        raise OptionError(f"{name} must be an odd whole number of at least 1, got {value!r}")
+
+
 def one_of(*valid: str) -> Check:
     """Returns a check that a value is one of `valid`."""
     return lambda name, value: expect_choice(name, value, valid)

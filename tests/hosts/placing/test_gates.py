@@ -93,3 +93,30 @@ def test_weights_without_gates_do_not_fit_strictly(tmp_path) -> None:
 def test_wrong_init_is_named() -> None:
     with pytest.raises(ValueError, match="init must be 'paper' or 'identity', got 'zero'"):
         interlayer.attach(_network(), "se", init="zero")
+
+
+def test_the_kernel_size_of_eca_is_an_option() -> None:
+    """Checkpoints of narrow networks have kernels of size 1, which the size derived from the channels never is."""
+    sizes = {64: 1, 128: 3, 256: 3, 512: 7}
+    model = interlayer.attach(_network(), "eca", kernel_size=sizes)
+    kernels = {model.get_submodule(f"layer{n}.0.eca_gate.attention.conv").kernel_size for n in range(1, 5)}
+    assert kernels == {(1,), (3,), (7,)}
+    y = torch.randn(2, 64, 3, 3)
+    weight = model.layer1[0].eca_gate.attention.conv.weight.flatten()
+    expected = y * torch.sigmoid(weight * y.mean((2, 3), keepdim=True))
+    torch.testing.assert_close(model.layer1[0].eca_gate.attention(y), expected)
+    assert interlayer.attach(_network(), "eca", kernel_size=9).layer1[0].eca_gate.attention.conv.kernel_size == (9,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "reason"),
+    [
+        ("eca", 4, "kernel_size must be an odd whole number of at least 1, got 4"),
+        ("eca", {64: True}, "kernel_size must be an odd whole number of at least 1, got True"),
+        ("eca", {64: 1}, "kernel_size names no size for branches of 128 channels: add 128 to it"),
+        ("se", 3, "se has no option 'kernel_size'"),
+    ],
+)
+def test_kernel_sizes_that_do_not_fit_are_named(kind: str, size: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        interlayer.attach(_network(), kind, kernel_size=size)

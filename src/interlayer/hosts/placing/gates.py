@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from ...mechanisms.gates import DIA, BranchAttention, BranchGate, BridgeAttention
-from ...mechanisms.options import Init, one_of, option
+from ...mechanisms.options import Init, OptionError, expect_odd, one_of, option
 from ...mechanisms.protocol import Place
 from ..block import add_entry
 from ..carried import Grid, release_from
@@ -29,6 +31,31 @@ class GateOptions:
         '"identity" starts gates at one and additions at zero, which preserves the function of the network',
         check=one_of("paper", "identity"),
     )
+
+
+def _expect_kernel_sizes(name: str, value: Any) -> None:
+    for size in value.values() if isinstance(value, Mapping) else [value]:
+        expect_odd(name, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EcaOptions(GateOptions):
+    """Options of efficient channel attention."""
+
+    kernel_size: int | Mapping[int, int] | None = option(
+        None,
+        "the kernel size of the convolution, an odd number, or one for each width of a branch such as {64: 1, 96: 3}",
+        check=_expect_kernel_sizes,
+        shown="derived from the channels",
+    )
+
+    def kernel_size_of(self, channels: int) -> int | None:
+        """Returns the kernel size for a branch of `channels` channels, or None to derive it."""
+        if not isinstance(self.kernel_size, Mapping):
+            return self.kernel_size
+        if channels not in self.kernel_size:
+            raise OptionError(f"kernel_size names no size for branches of {channels} channels: add {channels} to it")
+        return self.kernel_size[channels]
 
 
 def gate_key(kind: str) -> str:
@@ -61,7 +88,8 @@ def place_gates(model: nn.Module, options: GateOptions, *, kind: str, image_size
             if kind == "bridge":
                 gate = BridgeAttention(channels, components.inner_channels(block.module), init=options.init)
             else:
-                gate = BranchAttention(channels, kind=kind, init=options.init)
+                size = options.kernel_size_of(channels) if isinstance(options, EcaOptions) else None
+                gate = BranchAttention(channels, kind=kind, init=options.init, kernel_size=size)
             match(gate, block.module)
             add_entry(block.module, key, gate, Place(number, index, len(stage)))
     release_from(model, [block.name for stage in stages for block in stage])
