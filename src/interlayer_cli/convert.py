@@ -60,7 +60,7 @@ def _options(model: str, reading: str | None, options: dict[str, Any]) -> tuple[
 
     name, mechanisms = split_name(model)
     if not mechanisms:
-        has_readings = name in ROWS and bool(ROWS[name].mechanism)
+        has_readings = name in ROWS and ROWS[name].has_readings
         used = (reading or "published") if has_readings else None
         given = ({"reading": used} if used else {}) | ({"attach_options": options} if options else {})
         built_with = {"model_options": given}

@@ -29,6 +29,11 @@ def randomise(model):
     return model
 
 
+def keras_gate(x):
+    """The hard sigmoid of Keras, which is not that of PyTorch."""
+    return torch.clip(0.2 * x + 0.5, 0, 1)
+
+
 def by_definition(model, image, variant, activation=torch.tanh):
     """The figures of the paper computed explicitly, with concatenations and the weights of the library."""
     rla = model.rla
@@ -57,8 +62,8 @@ def by_definition(model, image, variant, activation=torch.tanh):
                 h = torch.tanh(norm(g2(h + new)))
             elif variant == "convlstm":
                 i, f, o, g = g2.gates(torch.cat((torch.tanh(norm(new)), h), 1)).split(K, 1)
-                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-                h = torch.sigmoid(o) * torch.tanh(c)
+                c = keras_gate(f) * c + keras_gate(i) * torch.tanh(g)
+                h = keras_gate(o) * torch.tanh(c)
             elif variant == "convgru":
                 entered = torch.tanh(norm(new))
                 r, z = torch.sigmoid(g2.gates(torch.cat((entered, h), 1))).split(K, 1)
@@ -101,6 +106,15 @@ def test_the_branch_is_not_the_output():
     published = interlayer.attach(small_resnet(), "rla", reading="published", state_channels=K).eval()
     nn.Module.load_state_dict(published, dict(v1.state_dict()))
     torch.testing.assert_close(published(image), by_definition(v3, image, "v3", torch.relu))
+
+
+@pytest.mark.parametrize(("variant", "computed"), [("v2", "v4"), ("v4", "v4"), ("v5", "v5"), ("v6", "v6")])
+def test_the_published_reading_of_other_variants(variant, computed):
+    """Where the authors' program has overwritten the branch with the output, v2 computes v4."""
+    options = {"variant": variant, "reading": "published", "state_channels": K}
+    model = randomise(interlayer.attach(small_resnet(), "rla", **options)).eval()
+    image = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(model(image), by_definition(model, image, computed, torch.relu))
 
 
 def test_the_additive_form():

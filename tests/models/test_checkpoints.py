@@ -1,227 +1,22 @@
-"""Tests of the conversion of published checkpoints, and of reading and writing files."""
+"""Tests of reading and writing checkpoint files, and of checkpoints that do not fit a network."""
 
 import errno
-import importlib.util
-import json
 import os
-import re
 
-import numpy as np
 import pytest
 import timm
 import torch
-from torch import nn
+from published_names import published_mrla
 
 import interlayer
-from interlayer.hosts import attached_blocks, entry_of
 from interlayer.models import checkpoints
-
-PUBLISHED = {
-    "mrla_resnet50_light": "resnet50_mrla_light",
-    "mrla_resnet50_base": "resnet50_mrla_base",
-    "mrla_deit_tiny_light": "deit_tiny_mrla_light",
-    "mrla_deit_tiny_base": "deit_tiny_mrla_base",
-    "rla_resnet50": "resnet50_rla",
-    "rlav3_resnet50": "resnet50_rla_v3",
-    "rlaus_resnet50": "resnet50_rla_unshared",
-    "rlalstm_resnet50": "resnet50_rla_convlstm",
-    "dsrla_mobilenetv2_k32": "mobilenetv2_rla",
-    "rest_lite": "rest_lite",
-    "rest_base": "rest_base",
-}
-OURS_TO_PUBLISHED = (
-    (".mrla.decay", ".mrla.lambda_t"),
-    (".mrla.query.", ".mrla.mrla.Wq."),
-    (".mrla.key.", ".mrla.mrla.Wk."),
-    (".mrla.value.", ".mrla.mrla.Wv."),
-    (".mrla.norm.", ".bn_mrla."),
-    (".mrla.norm_in.", ".mrla.normx."),
-    (".mrla.norm_previous.", ".mrla.normo."),
-)
-
-
-def published_names(state_dict):
-    """Returns a state dict with the names of the authors' program."""
-    renamed = {}
-    for name, tensor in state_dict.items():
-        for ours, theirs in OURS_TO_PUBLISHED:
-            name = name.replace(ours, theirs)
-        renamed[name] = tensor
-    return renamed
-
-
-@pytest.mark.parametrize(("fixture", "name"), PUBLISHED.items(), ids=PUBLISHED.values())
-def test_published_models_give_their_own_logits(fixture, name, reference_folder):
-    """Converted deterministic weights give the result of the authors' program in float64."""
-    spec = importlib.util.spec_from_file_location("fill", reference_folder / "fill.py")
-    fill = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fill)
-    description = json.loads((reference_folder / f"{fixture}.json").read_text())
-    published = {k: torch.as_tensor(fill.reference_tensor(k, tuple(shape))) for k, shape in description["state"]}
-    options = {} if name.startswith("rest_") else {"reading": "published"}
-    model = timm.create_model(name, **options).double().eval()
-    model.load_state_dict(interlayer.convert_checkpoint(published, model))
-    assert sum(p.numel() for p in model.parameters()) == description["parameters"]
-    with np.load(reference_folder / f"{fixture}.npz") as file:
-        expected = torch.as_tensor(next(iter(file.values())))
-    with torch.no_grad():
-        logits = model(torch.as_tensor(fill.reference_input(tuple(description["input_shape"]))))
-    difference = float((logits - expected).abs().max() / expected.abs().max())
-    print(f"{name}: largest relative difference {difference:.1e}")
-    assert difference < 1e-9
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet18_mrla_light",
-        "resnet34_mrla_base",
-        "efficientnet_b0_mrla_light",
-        "deit_small_mrla_base",
-        "pvt_v2_b0_mrla_light",
-        "ceit_tiny_mrla_light",
-    ],
-)
-def test_other_sizes_and_families_convert_too(name):
-    model = timm.create_model(name, reading="published", num_classes=4)
-    state = published_names(model.state_dict())
-    if "resnet" in name and "base" in name:
-        state = {k.replace("layer", "stages.") if k.startswith("layer") else k: v for k, v in state.items()}
-        state = {_stage_from_zero(k): v for k, v in state.items()}
-    wrapped = {"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}}
-    converted = interlayer.convert_checkpoint(wrapped, model)
-    assert converted.keys() == model.state_dict().keys()
-    for key, value in model.state_dict().items():
-        assert torch.equal(converted[key], value)
-
-
-def as_published_rla(model):
-    """Returns the state dict of an RLA model with the authors' names and weights of blocks for [x, h]."""
-    state = dict(model.state_dict())
-    mobile = "conv_head.weight" in state
-    published = {}
-    places = {name: entry_of(block, "rla").place for name, block in attached_blocks(model)}
-    for name, place in places.items():
-        prefix = f"rla.stages.{place.stage}.exchanges.{place.index}."
-        if mobile:
-            expanded = f"{name}.conv_pwl.weight" in state
-            norm, last = ("bn2", "conv_pwl") if expanded else ("bn1", "conv_pw")
-            joins = {"conv_dw": ("0.", 0), norm: ("1.", 0), last: ("3.", 1)}
-        else:
-            joins = {"conv1": ("", 1)}
-        for ours, (part, dim) in joins.items():
-            for key in [k for k in state if k.startswith(prefix + part) and "." not in k.removeprefix(prefix + part)]:
-                other, target = state.pop(key), f"{name}.{ours}.{key.rpartition('.')[2]}"
-                if other.dim():
-                    state[target] = torch.cat((state[target], other), dim)
-    widths = [0]
-    for stage in model.rla.stages:
-        widths.append(widths[-1] + len(stage.compress))
-    inverted = {
-        "conv_pw": "conv1x1.0",
-        "bn1": "conv1x1.1",
-        "conv_dw": "conv.0.0",
-        "bn2": "conv.0.1",
-        "conv_pwl": "conv.1",
-        "bn3": "conv.2",
-        "eca_gate.attention": "conv.3",
-    }
-    first = {
-        "conv_dw": "conv.0.0",
-        "bn1": "conv.0.1",
-        "conv_pw": "conv.1",
-        "bn2": "conv.2",
-        "eca_gate.attention": "conv.3",
-    }
-    shared = model.rla.stages[0].shared
-    by_place = {(place.stage, place.index): name for name, place in places.items()}
-    for name, tensor in state.items():
-        if found := re.match(r"(blocks|layer)\.?(\d+)\.(\d+)\.(.+)$", name):
-            stage = int(found[2]) - (0 if mobile else 1)
-            inner = found[4]
-            if mobile:
-                names = first if stage == 0 else inverted
-                ours = next(key for key in names if inner.startswith(f"{key}."))
-                inner = names[ours] + inner.removeprefix(ours)
-            else:
-                inner = inner.replace("se.conv", "eca.conv").replace("se.fc1", "se.fc.0").replace("se.fc2", "se.fc.2")
-            name = f"stages.{stage}.{found[3]}.{inner}"
-        elif found := re.match(r"rla\.stages\.(\d+)\.(\w+)\.(\d+)\.(.+)$", name):
-            stage, what, index, rest = int(found[1]), found[2], int(found[3]), found[4]
-            block = by_place.get((stage, index), "")
-            there = re.sub(r"blocks\.|layer", "", block).split(".")
-            if not shared:
-                inner = {"compress": "conv_out", "recurrent": "recurrent_conv", "norms": "bn_rla"}[what]
-                name = f"stages.{int(there[0]) - 1}.{there[1]}.{inner}.{rest}"
-            elif what == "compress":
-                name = f"conv_outs.{widths[stage] + index}.{rest}"
-            elif what == "recurrent":
-                rest = rest.replace("gates", "conv" if model.rla.cell == "convlstm" else "conv_gates")
-                name = f"recurrent_convs.{stage}.{rest.replace('candidate', 'conv_can')}"
-            else:
-                name = f"stage_bns.{int(there[0]) - (0 if mobile else 1)}.{there[1]}.{rest}"
-        elif name.startswith("rla.recurrent."):
-            published |= {f"recurrent_dsconvs.{i}.weight": tensor for i in range(5)}
-            continue
-        elif name.startswith("rla.norm."):
-            name = name.replace("rla.norm", "bn2")
-        elif mobile:
-            if name == "rla.join.weight":
-                continue
-            if name == "conv_head.weight":
-                tensor = torch.cat((tensor, state["rla.join.weight"]), 1)
-            renames = {"conv_stem": "conv1.0", "bn1": "conv1.1", "conv_head": "conv2.0", "bn2": "conv2.1"}
-            module, _, kind = name.rpartition(".")
-            name = f"{renames.get(module, 'classifier.1')}.{kind}"
-        published[name] = tensor
-    return published
-
-
-@pytest.mark.parametrize(
-    ("name", "reading"),
-    [
-        ("resnet50_rla_no_exchange", "published"),
-        ("resnet50_rla_convgru", "published"),
-        ("resnet50_eca_rla", "published"),
-        ("mobilenetv2_eca_rla", "published"),
-        *(
-            pytest.param(name, "published", marks=pytest.mark.slow)
-            for name in (
-                "resnet101_rla",
-                "resnet50_se_rla",
-                *(f"resnet50_rla_{v}" for v in ("v2", "v4", "v5", "v6", "postact")),
-            )
-        ),
-    ],
-)
-def test_other_published_rla_models_convert(name, reading):
-    """Every tensor is converted: weights for [x, h] are split, and those of the state belong to their stage."""
-    model = timm.create_model(name, reading=reading, num_classes=3)
-    expected = {k: torch.randn_like(v) if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    nn.Module.load_state_dict(model, expected)
-    published = as_published_rla(model)
-    converted = interlayer.convert_checkpoint({"state_dict": published}, model)
-    assert list(converted) == list(expected)
-    for key, value in expected.items():
-        assert torch.equal(converted[key], value), key
-    with pytest.raises(interlayer.CheckpointError, match=r"unknown: conv_outs\.9\.weight"):
-        interlayer.convert_checkpoint({**published, "conv_outs.9.weight": torch.zeros(1)}, model)
-    with pytest.raises(interlayer.CheckpointError, match="reading='published'"):
-        interlayer.convert_checkpoint(published, timm.create_model(name, num_classes=3))
-
-
-def _stage_from_zero(name):
-    if not name.startswith("stages."):
-        return name
-    _, number, rest = name.split(".", 2)
-    return f"stages.{int(number) - 1}.{rest}"
 
 
 def test_lambda_is_reshaped_and_old_batch_norms_are_completed():
     model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
     state = {
         k: v[:, None, None] if k.endswith("lambda_t") else v
-        for k, v in published_names(model.state_dict()).items()
+        for k, v in published_mrla(model.state_dict()).items()
         if not k.endswith("num_batches_tracked")
     }
     model.load_state_dict(interlayer.convert_checkpoint(state, model))
@@ -230,12 +25,12 @@ def test_lambda_is_reshaped_and_old_batch_norms_are_completed():
 def test_a_published_checkpoint_is_refused_by_the_papers_reading():
     model = timm.create_model("resnet18_mrla_light", num_classes=4)
     with pytest.raises(interlayer.CheckpointError, match="build it with reading='published'"):
-        interlayer.convert_checkpoint(published_names(model.state_dict()), model)
+        interlayer.convert_checkpoint(published_mrla(model.state_dict()), model)
 
 
 def test_only_axes_of_length_one_are_reshaped():
     model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
-    state = published_names(model.state_dict())
+    state = published_mrla(model.state_dict())
     state["fc.weight"] = state["fc.weight"].T
     with pytest.raises(interlayer.CheckpointError, match=r"fc.weight \(512, 4\), expected \(4, 512\)"):
         interlayer.convert_checkpoint(state, model)
@@ -264,7 +59,7 @@ def test_another_cut_into_stages_is_refused(tmp_path):
 
 def test_what_does_not_fit_is_listed():
     model = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
-    state = published_names(model.state_dict())
+    state = published_mrla(model.state_dict())
     state["strange.weight"] = state.pop("conv1.weight")
     state["fc.bias"] = torch.zeros(9)
     with pytest.raises(interlayer.CheckpointError) as raised:

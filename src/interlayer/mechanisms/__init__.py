@@ -7,6 +7,7 @@ from .gates import fit_gate_factors
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from .protocol import BlockMechanism, BlockValues, Place
+from .recurrent_cells import fit_gate_activations
 from .rla import RLA
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Place",
     "UniformHeadAttention",
     "description_differences",
+    "fit_gate_activations",
     "fit_gate_factors",
     "fit_halo_tables",
     "resize_halo",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -125,6 +126,12 @@ def expect_whole(name: str, value: Any) -> None:
     """Raise an error if `value` is not an int."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise OptionError(f"{name} must be a whole number, got {value!r}")
+
+
+def expect_number(name: str, value: Any) -> None:
+    """Raise an error if `value` is not a finite number."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise OptionError(f"{name} must be a number, got {value!r}")
 
 
 def expect_positive(name: str, value: Any) -> None:

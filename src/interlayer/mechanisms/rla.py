@@ -33,11 +33,13 @@ from torch import Tensor, nn
 from .description import record_description
 from .options import Init, Reading, expect_choice
 from .protocol import BlockMechanism, BlockValues, MemoryScope, Place
+from .recurrent_cells import ConvGRU, ConvLSTM, GateActivation
 
 Insert = Literal["branch", "output", "shortcut"]
 Joins = Literal["before", "after"]
 Cell = Literal["preact", "postact", "convlstm", "convgru"]
 Activation = Literal["tanh", "relu", "none"]
+GATED = ("convlstm", "convgru")  # cells with gates
 
 # The integration strategies of Figure 4 and the cells of Figures 6 and 7, by the names of Tables 6 and 11.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -55,11 +57,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 # Options in which the authors' programs differ from the text, by the kind of network and cell (see docs/deviations.md).
 # Their ResNets add the shortcut in place, so g1 reads the output x' instead of the branch y.
+_PLAIN_HEAD = {"head_norm": False, "head_activation": "none"}
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "residual": {"insert": "output", "cell_bias": False, "head_activation": "relu"},
+    "residual": {"insert": "output", "head_activation": "relu"},
     "unshared": {"insert": "branch"},
-    "inverted": {"insert": "branch", "cell_bias": False, "head_activation": "relu", "one_recurrence": True},
-    "gated": {"head_norm": False, "head_activation": "none"},
+    "inverted": {"insert": "branch", "head_activation": "relu", "one_recurrence": True},
+    "postact": _PLAIN_HEAD,
+    "convlstm": {"cell_bias": False, "gate_activation": "sigmoid", **_PLAIN_HEAD},
+    "convgru": {"gate_norm": True, **_PLAIN_HEAD},
 }
 
 
@@ -92,6 +97,10 @@ class RLA(BlockMechanism):
         depthwise: whether g2 is depthwise, as for MobileNetV2.
         cell_bias: whether the convolutions of an LSTM or GRU cell have a bias.
         cell_norm: whether the input of an LSTM or GRU cell is normalized.
+        gate_activation: the activation of the gates of an LSTM or GRU cell, "hard_sigmoid" or "sigmoid". None for the
+            hard sigmoid of Keras in an LSTM cell, and the sigmoid in a GRU cell.
+        forget_bias: the initial bias of the forget gate of an LSTM cell. None for one, as in Keras.
+        gate_norm: whether the gates and the candidate of a GRU cell are normalized, as in the authors' program.
         one_recurrence: whether all stages share one g2, as in the published MobileNetV2.
         head_channels: channels of the backbone's last map, if a classifier reads the last state. None for no head.
         join: a convolution of the last state. Its result is added to the result of the network's last convolution. None
@@ -117,6 +126,9 @@ class RLA(BlockMechanism):
         depthwise: bool = False,
         cell_bias: bool = True,
         cell_norm: bool = True,
+        gate_activation: GateActivation | None = None,
+        forget_bias: float | None = None,
+        gate_norm: bool = False,
         one_recurrence: bool = False,
         head_channels: int | None = None,
         join: nn.Module | None = None,
@@ -140,6 +152,16 @@ class RLA(BlockMechanism):
             raise ValueError("cell_norm=False is defined for cell='convlstm' and 'convgru', got cell='preact'")
         if depthwise and cell not in ("preact", "postact"):
             raise ValueError(f"depthwise=True is defined for cell='preact' and 'postact', got cell={cell!r}")
+        if gate_activation is not None:
+            expect_choice("gate_activation", gate_activation, ("hard_sigmoid", "sigmoid"))
+            if cell not in GATED:
+                raise ValueError(f"gate_activation is defined for cell='convlstm' and 'convgru', got cell={cell!r}")
+        if forget_bias is not None and (cell != "convlstm" or not cell_bias):
+            raise ValueError(
+                f"forget_bias is defined for cell='convlstm' with cell_bias=True, got cell={cell!r}, {cell_bias=}"
+            )
+        if gate_norm and cell != "convgru":
+            raise ValueError(f"gate_norm=True is defined for cell='convgru', got cell={cell!r}")
         if one_recurrence and not shared:
             raise ValueError("one_recurrence=True shares g2 over all stages, shared=False over none: give one of them")
         self.state_channels = state_channels
@@ -151,7 +173,14 @@ class RLA(BlockMechanism):
         self.head_activation = head_activation
 
         def recurrence() -> nn.Module:
-            return _recurrence(cell, state_channels, depthwise, cell_bias)
+            k = state_channels
+            if cell == "convlstm":
+                gates, forget = gate_activation or "hard_sigmoid", 1.0 if forget_bias is None else forget_bias
+                return ConvLSTM(k, bias=cell_bias, forget_bias=forget, gate_activation=gates)
+            if cell == "convgru":
+                gates = gate_activation or "sigmoid"
+                return ConvGRU(k, bias=cell_bias, gate_norm=gate_norm, gate_activation=gates)
+            return nn.Conv2d(k, k, 3, padding=1, groups=k if depthwise else 1, bias=False)
 
         self.recurrent = recurrence() if one_recurrence else None  # shared by all stages
         normalize = cell_norm or cell == "preact"
@@ -173,6 +202,8 @@ class RLA(BlockMechanism):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        for cell_module in [module for module in self.modules() if isinstance(module, ConvLSTM)]:
+            cell_module.reset_biases()
         if init == "identity":
             paths = [path for stage in self.stages for path in stage.exchanges]  # type: ignore[union-attr]
             for path in paths if join is None else [*paths, join]:
@@ -242,13 +273,13 @@ class RLA(BlockMechanism):
             preact, joins "before"    h' = g2(tanh(BN(h + p)))        v1, v3, v5
             preact, joins "after"     h' = g2(tanh(BN(h))) + p        v2, v4, v6
             postact                   h' = tanh(BN(g2(h + p)))
-            convlstm                  (h', c') = LSTM(tanh(BN(p)), (h, c))
-            convgru                   h' = GRU(tanh(BN(p)), h)
+            convlstm                  (h', c') = LSTM(tanh(BN(p)), (h, c))        the equations of the cells are
+            convgru                   h' = GRU(tanh(BN(p)), h)                    in recurrent_cells.py
         """
         modules: Any = self.stages[stage]
         norm = modules.norms[block] if len(modules.norms) else nn.Identity()
         recurrent = self.recurrent or modules.recurrence(block)
-        if self.cell in ("convlstm", "convgru"):
+        if self.cell in GATED:
             state = self._start(inserted) if state is None else pooled_to(inserted, state)
             cell_input = norm(inserted).tanh() if len(modules.norms) else inserted
             return recurrent(cell_input, state)
@@ -325,48 +356,6 @@ class _Stage(nn.Module):
 
     def recurrence(self, block: int) -> nn.Module:
         return self.recurrent[0 if self.shared else block]
-
-
-class ConvLSTM(nn.Module):
-    """A ConvLSTM cell without peepholes: one 3x3 convolution of [input, h] to the gates i, f, o and the candidate g.
-
-    c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
-    """
-
-    def __init__(self, channels: int, *, bias: bool = True) -> None:
-        super().__init__()
-        self.gates = nn.Conv2d(2 * channels, 4 * channels, 3, padding=1, bias=bias)
-
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        hidden, cell = state
-        i, f, o, g = self.gates(torch.cat((x, hidden), 1)).chunk(4, 1)
-        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-        return o.sigmoid() * cell.tanh(), cell
-
-
-class ConvGRU(nn.Module):
-    """A ConvGRU cell: 3x3 convolutions of [input, h] to the gates r, z and of [input, r h] to the candidate n.
-
-    h' = (1 - z) h + z tanh(n).
-    """
-
-    def __init__(self, channels: int, *, bias: bool = True) -> None:
-        super().__init__()
-        self.gates = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, bias=bias)
-        self.candidate = nn.Conv2d(2 * channels, channels, 3, padding=1, bias=bias)
-
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        reset, update = self.gates(torch.cat((x, hidden), 1)).sigmoid().chunk(2, 1)
-        candidate = self.candidate(torch.cat((x, reset * hidden), 1)).tanh()
-        return (1 - update) * hidden + update * candidate
-
-
-def _recurrence(cell: Cell, channels: int, depthwise: bool, bias: bool) -> nn.Module:
-    if cell == "convlstm":
-        return ConvLSTM(channels, bias=bias)
-    if cell == "convgru":
-        return ConvGRU(channels, bias=bias)
-    return nn.Conv2d(channels, channels, 3, padding=1, groups=channels if depthwise else 1, bias=False)
 
 
 def pooled_to(like: Tensor, state: Any) -> Any:

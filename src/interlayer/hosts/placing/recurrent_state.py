@@ -11,7 +11,17 @@ import torch
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 
-from ...mechanisms.options import Init, OptionError, Reading, expect_flag, expect_positive, one_of, option
+from ...mechanisms.options import (
+    Init,
+    OptionError,
+    Reading,
+    expect_flag,
+    expect_number,
+    expect_positive,
+    one_of,
+    option,
+)
+from ...mechanisms.recurrent_cells import GateActivation
 from ...mechanisms.rla import PUBLISHED, RLA, VARIANTS, Activation, Cell, Insert, Joins, StagePlan
 from ..carried import Carried, Grid, release
 from ..extending import Extended, extend, restore
@@ -61,6 +71,16 @@ class RecurrentStateOptions:
         None, "use biases in the convolutions of an LSTM or GRU cell", check=expect_flag, shown="set by the reading"
     )
     cell_norm: bool = option(True, "False omits norm and tanh on the input of an LSTM or GRU cell", check=expect_flag)
+    gate_activation: GateActivation | None = option(
+        None, 'the activation of the gates of an LSTM or GRU cell: "hard_sigmoid", as in Keras, or "sigmoid"',
+        check=one_of("hard_sigmoid", "sigmoid"), shown="set by the reading",
+    )  # fmt: skip
+    forget_bias: float | None = option(
+        None, "the initial bias of the forget gate of an LSTM cell", check=expect_number, shown="1.0, as in Keras"
+    )
+    gate_norm: bool | None = option(
+        None, "normalize the gates and the candidate of a GRU cell", check=expect_flag, shown="set by the reading"
+    )
     head_norm: bool | None = option(None, "normalize the last state", check=expect_flag, shown="set by the reading")
     head_activation: Activation | None = option(
         None, 'the activation after that norm: "tanh", "relu" or "none"', check=one_of("tanh", "relu", "none"),
@@ -124,7 +144,8 @@ def _resolved(options: RecurrentStateOptions, inverted: bool, preactivated: bool
     """Returns the options of `RLA`: defaults, overridden by the reading, the variant and the given options."""
     chosen: dict[str, Any] = {
         "insert": "branch", "joins": "before", "cell": "preact", "shared": True, "exchange": True,
-        "depthwise": inverted, "cell_bias": True, "cell_norm": True, "head_norm": True,
+        "depthwise": inverted, "cell_bias": True, "cell_norm": True, "gate_activation": None, "forget_bias": None,
+        "gate_norm": False, "head_norm": True,
         "head_activation": "relu" if preactivated else "tanh",
     }  # fmt: skip
     given = {name: value for name in chosen if (value := getattr(options, name)) is not None}
@@ -133,8 +154,7 @@ def _resolved(options: RecurrentStateOptions, inverted: bool, preactivated: bool
         chosen |= PUBLISHED["inverted" if inverted else "residual"]
         if not wanted.get("shared", True):
             chosen |= PUBLISHED["unshared"]
-        if wanted.get("cell") in ("convlstm", "convgru"):
-            chosen |= PUBLISHED["gated"]
+        chosen |= PUBLISHED.get(wanted.get("cell", "preact"), {})
     return {**chosen, **wanted}
 
 

@@ -12,6 +12,8 @@ from ...hosts import attached_mechanisms
 from ..checkpoints import CheckpointError, check_description, recorded_descriptions, unwrap
 from ..weights import first_names, match_tensors
 from .family import Family
+from .gates import GATES
+from .mobilenet_v2 import MOBILENET_V2
 from .mrla import MRLA
 from .pvt_v2 import PVT_V2
 from .resnet import RESNET
@@ -19,8 +21,8 @@ from .rest import REST
 from .rla import RLA
 
 # Applied in this order, each to the result of the previous ones: MRLA renames its attention, and the next family that
-# recognizes the result renames the backbone.
-FAMILIES: tuple[Family, ...] = (RLA, REST, MRLA, RESNET, PVT_V2)
+# recognizes the result renames the backbone. RLA renames the blocks, and the next family their SE or ECA.
+FAMILIES: tuple[Family, ...] = (RLA, REST, MRLA, RESNET, GATES, MOBILENET_V2, PVT_V2)
 
 
 def convert_checkpoint(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:

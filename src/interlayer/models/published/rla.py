@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...hosts import attached_blocks, entry_of
+from ..checkpoints import CheckpointError
 from .family import Family, Tensors
 
 STATE = r"^(conv_outs|recurrent_convs|recurrent_dsconvs|stage_bns)\.|\.(conv_out|recurrent_conv|bn_rla)\."
@@ -39,8 +40,16 @@ NOT_EXPANDED = {
 # Weights with a slice for the state: the name of the slice in this library, and the dimension of the concatenation.
 STATE_SLICES_RESNET = {"conv1": ("", 1)}
 STATE_SLICES_INVERTED = {"conv.0.0": ("0.", 0), "conv.0.1": ("1.", 0), "conv.1": ("3.", 1)}
-RESNET = {"eca": "se", "se.fc.0": "se.fc1", "se.fc.2": "se.fc2"}
-CELLS = {"conv": "gates", "conv_gates": "gates", "conv_can": "candidate"}  # names in ConvLSTM and ConvGRU
+CELLS = {  # names in ConvLSTM and ConvGRU
+    "conv": "gates",
+    "gate_conv": "gates",
+    "reset_gate_norm": "reset_norm",
+    "update_gate_norm": "update_norm",
+    "output_conv": "candidate",
+    "output_norm": "candidate_norm",
+}
+
+SHARED_RECURRENCE = "rla.recurrent"  # one convolution under five names in the checkpoint: the last one loaded is kept
 
 
 def recognizes(tensors: Tensors, model: nn.Module) -> bool:
@@ -55,6 +64,7 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
     rla: Any = getattr(model, "rla", None)
     if rla is None:
         return dict(tensors)
+    _check_state_channels(tensors, rla.state_channels)
     entries = {name: entry_of(block, "rla") for name, block in attached_blocks(model)}
     places = {name: entry.place for name, entry in entries.items() if entry is not None}
     mobile = any(name.startswith("blocks.") for name in places)
@@ -71,7 +81,7 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
         module, _, kind = name.rpartition(".")
         if found := re.match(r"stages\.(\d+)\.(\d+)\.(.+)$", module):
             block = block_of(int(found[1]), int(found[2]))
-            prefixes = RESNET
+            prefixes: Mapping[str, str] = {}  # those of SE and ECA in a ResNet are renamed by the next family
             if mobile:
                 prefixes = INVERTED if f"{block}.conv_pwl.weight" in names else NOT_EXPANDED
             result |= _rename_in_block(rla, block, places.get(block), found[3], kind, tensor, prefixes, mobile)
@@ -83,12 +93,22 @@ def rename(tensors: Tensors, model: nn.Module) -> dict[str, Tensor]:
             result[f"{norm}.{kind}"] = tensor
         elif found := re.match(r"recurrent_convs\.(\d+)(?:\.(\w+))?$", module):
             cell = f".{CELLS.get(found[2], found[2])}" if found[2] else ""
-            result[f"rla.stages.{found[1]}.recurrent.0{cell}.{kind}"] = tensor
+            recurrence = f"rla.stages.{found[1]}.recurrent.0" if rla.recurrent is None else SHARED_RECURRENCE
+            result[f"{recurrence}{cell}.{kind}"] = tensor
         elif re.match(r"recurrent_dsconvs\.\d+$", module):
-            result[f"rla.recurrent.{kind}"] = tensor  # five names of one convolution: the last one loaded is kept
+            result[f"{SHARED_RECURRENCE}.{kind}"] = tensor
         else:
             result |= _rename_in_network(rla, module, kind, tensor, mobile)
     return result
+
+
+def _check_state_channels(tensors: Tensors, expected: int) -> None:
+    found = next((len(tensor) for name, tensor in tensors.items() if re.search(r"conv_outs?\.", name)), expected)
+    if found != expected:
+        raise CheckpointError(
+            f"the state of the checkpoint has {found} channels, that of this model {expected}: build it with "
+            f"state_channels={found}"
+        )
 
 
 def _rename_in_block(

@@ -14,6 +14,9 @@ from .row import Row, register_rows
 
 VARIANTS = ("v2", "v3", "v4", "v5", "v6", "postact", "convlstm", "convgru", "unshared", "no_exchange")
 
+# The authors' MobileNetV2 has ECA of kernel size 1 in the narrow blocks and 3 in the others.
+PUBLISHED_ECA = {"kernel_size": {16: 1, 24: 1, 32: 1, 64: 1, 96: 3, 160: 3, 320: 3}}
+
 
 def _with(attention: str) -> dict[str, Any]:
     return {"block_args": {"attn_layer": ON_BRANCH[attention]}}
@@ -37,8 +40,8 @@ def _imagenet_rows() -> list[Row]:
         Row("resnet50d_eca_rla", "resnet50d", "rla", backbone_options=_with("eca")),
         Row("resnext50_32x4d_rla", "resnext50_32x4d", "rla"),
         Row("mobilenetv2_rla", "mobilenetv2_100", "rla"),
-        Row("mobilenetv2_eca_rla", "mobilenetv2_100", "rla", companion="eca"),
-        Row("mobilenetv2_eca", "mobilenetv2_100", "eca"),
+        Row("mobilenetv2_eca_rla", "mobilenetv2_100", "rla", companion="eca", published_companion=PUBLISHED_ECA),
+        Row("mobilenetv2_eca", "mobilenetv2_100", "eca", published_options=PUBLISHED_ECA),
         Row("mobilenetv2_se", "mobilenetv2_100", "se"),
     ]
     return rows

@@ -27,6 +27,7 @@ class Row:
         companion: key of a mechanism that is attached first, such as "eca".
         backbone_options: options of the backbone.
         published_options: options of `interlayer.attach` that differ in the authors' published model.
+        published_companion: options of the companion that differ in the authors' published model.
         published_backbone: options of the backbone that differ in the authors' published model.
         config: entries that differ from the configuration of the backbone.
     """
@@ -38,8 +39,15 @@ class Row:
     companion: str = ""
     backbone_options: Mapping[str, Any] = field(default_factory=dict)
     published_options: Mapping[str, Any] = field(default_factory=dict)
+    published_companion: Mapping[str, Any] = field(default_factory=dict)
     published_backbone: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether the model of the authors' program can differ from that of the paper's text."""
+        differences = (self.published_options, self.published_companion, self.published_backbone)
+        return any(differences) or (bool(self.mechanism) and "reading" in hosts.options_of(self.mechanism))
 
 
 ROWS: dict[str, Row] = {}
@@ -102,10 +110,14 @@ def build(
         raise ValueError("give reading= to create_model itself: the backbone depends on it too")
     if not row.mechanism and (attach_options or reading != "paper"):
         raise ValueError(f"nothing is attached in {row.name}, so it has neither attach_options nor another reading")
+    if reading != "paper" and not row.has_readings:
+        raise ValueError(f"there is one reading of {row.name}: leave reading out")
     options = dict(row.options)
+    companion_options: dict[str, Any] = {}
     row_options = dict(row.backbone_options)
     if reading == "published":
         options |= row.published_options
+        companion_options |= row.published_companion
         row_options |= row.published_backbone
     if stored:
         backbone_options.setdefault("num_classes", stored["num_classes"])
@@ -115,9 +127,9 @@ def build(
     config["num_classes"] = backbone_options.get("num_classes", config["num_classes"])
     model.pretrained_cfg = model.default_cfg = config  # type: ignore[assignment]
     if row.companion:
-        hosts.attach(model, row.companion)
+        hosts.attach(model, row.companion, **companion_options)
     if row.mechanism:
-        if reading != "paper" or "reading" in hosts.options_of(row.mechanism):
+        if "reading" in hosts.options_of(row.mechanism):
             options["reading"] = reading
         hosts.attach(model, row.mechanism, **{**options, **(attach_options or {})})
     if pretrained:
