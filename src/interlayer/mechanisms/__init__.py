@@ -1,13 +1,12 @@
 """The mechanisms of the papers as modules, one file per mechanism."""
 
 from .broadcast import ContextBroadcast, UniformHeadAttention
-from .description import description_differences
+from .description import description_differences, fit_flags
 from .emsa import EfficientAttention, PixelAttention
 from .gates import fit_gate_factors
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from .protocol import BlockMechanism, BlockValues, Place
-from .recurrent_cells import fit_gate_activations
 from .rla import RLA
 
 __all__ = [
@@ -26,7 +25,7 @@ __all__ = [
     "Place",
     "UniformHeadAttention",
     "description_differences",
-    "fit_gate_activations",
+    "fit_flags",
     "fit_gate_factors",
     "fit_halo_tables",
     "resize_halo",

@@ -1,10 +1,12 @@
-"""Descriptions of mechanisms that are saved with their tensors."""
+"""Descriptions of mechanisms that are saved with their tensors, and flags among the tensors themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 METADATA = "layer_attention"  # key in the metadata of a state dict
 
@@ -42,3 +44,38 @@ def description_differences(name: str, saved: dict[str, str], ours: dict[str, st
         for entry in ours
         if entry in saved and saved[entry] != ours[entry]
     ]
+
+
+def record_flag(module: nn.Module, name: str, value: bool, *, known_by: str) -> None:
+    """Record a property of `module` by a tensor of its state dict, which exists if the property is true.
+
+    Earlier versions did not have the property. Their weights do not contain the tensor, and make the property false
+    when they are loaded, so that they compute the function that they were trained for.
+
+    Args:
+        module: the module. Its attribute `name` becomes a tensor, or None.
+        name: name of the property.
+        value: whether the property is true.
+        known_by: name of a tensor of `module` that all its weights contain.
+    """
+    module.recorded_flags = {**getattr(module, "recorded_flags", {}), name: known_by}  # type: ignore[assignment]
+    _set_flag(module, name, value)
+    module.register_load_state_dict_pre_hook(_fit_flags)
+
+
+def fit_flags(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give the modules of `model` the properties that they had when `tensors` was saved. See `record_flag`."""
+    for name, module in model.named_modules():
+        _fit_flags(module, tensors, f"{name}." if name else "")
+
+
+def _set_flag(module: nn.Module, name: str, value: bool) -> None:
+    module.register_buffer(name, torch.ones((), dtype=torch.long) if value else None)
+
+
+def _fit_flags(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *others: Any) -> None:
+    flags: Mapping[str, str] = getattr(module, "recorded_flags", {})  # type: ignore[assignment]
+    for name, known_by in flags.items():
+        if f"{prefix}{known_by}" in tensors:
+            _set_flag(module, name, f"{prefix}{name}" in tensors)
+            module.to(next(module.parameters()).device)

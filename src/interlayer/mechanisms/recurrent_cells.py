@@ -23,11 +23,12 @@ Deviations: weights are initialized like those of the other convolutions of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from .description import record_flag
 
 GateActivation = Literal["hard_sigmoid", "sigmoid"]
 
@@ -40,25 +41,15 @@ def hard_sigmoid(x: Tensor) -> Tensor:
 class GatedCell(nn.Module):
     """Base class of the cells: the activation of the gates.
 
-    Hard sigmoids are recorded by the tensor `hard_gates` of the state dict, which has no other use. Weights without it
-    were trained with sigmoids.
+    Hard sigmoids are recorded by the tensor `hard_gates` of the state dict. Weights without it, such as those of
+    earlier versions, were trained with sigmoids.
     """
 
     hard_gates: Tensor | None
 
     def __init__(self, gate_activation: GateActivation) -> None:
         super().__init__()
-        self._set_hard(gate_activation == "hard_sigmoid")
-        self.register_load_state_dict_pre_hook(_fit)
-
-    def _set_hard(self, hard: bool) -> None:
-        self.register_buffer("hard_gates", torch.ones((), dtype=torch.long) if hard else None)
-
-    def fit(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        """Take over the activation of the gates that the cell had when `tensors` was saved with names of `prefix`."""
-        if f"{prefix}gates.weight" in tensors:
-            self._set_hard(f"{prefix}hard_gates" in tensors)
-            self.to(next(self.parameters()).device)
+        record_flag(self, "hard_gates", gate_activation == "hard_sigmoid", known_by="gates.weight")
 
     def activated(self, gates: Tensor) -> Tensor:
         return gates.sigmoid() if self.hard_gates is None else hard_sigmoid(gates)
@@ -133,17 +124,3 @@ class ConvGRU(GatedCell):
         if self.gate_norm:
             return update * hidden + (1 - update) * candidate
         return (1 - update) * hidden + update * candidate
-
-
-def _fit(module: nn.Module, state_dict: Any, prefix: str, *others: Any) -> None:
-    module.fit(state_dict, prefix)  # type: ignore[operator]
-
-
-def fit_gate_activations(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give the cells of `model` the activation of the gates that they had when `tensors` was saved.
-
-    Earlier versions had sigmoids only. Their weights would compute another function with hard sigmoids.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, GatedCell):
-            module.fit(tensors, f"{name}.")

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import hosts
-from ..mechanisms import fit_gate_activations, fit_gate_factors, fit_halo_tables
+from ..mechanisms import fit_flags, fit_gate_factors, fit_halo_tables
 from .checkpoints import CheckpointError, check_description, named_tensors, read_checkpoint, unwrap
 from .origin import Origin, taken_over
 from .positions import fit_positions
@@ -93,7 +93,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     check_description(descriptions, model)
     tensors = unwrap(state_dict)
     fit_gate_factors(model, tensors)
-    fit_gate_activations(model, tensors)
+    fit_flags(model, tensors)
     match_tensors(tensors, model.state_dict()).check("the checkpoint does not fit the model")
     model.load_state_dict(tensors)
 
@@ -111,8 +111,10 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
     Returns:
         The names of tensors that were loaded, missing, unexpected or mismatched.
     """
+    given = named_tensors(state_dict)
+    fit_flags(model, given)
     expected = _without(model.state_dict(), _attached_names(model))
-    tensors = hosts.as_wide_as(model, fit_positions(model, named_tensors(state_dict)))
+    tensors = hosts.as_wide_as(model, fit_positions(model, given))
     own = _without(tensors, hosts.names_of_replaced(model, tensors))
     report = match_tensors(own, expected)
     if strict:
@@ -136,7 +138,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     narrow = fit_positions(network, tensors)
     tensors = hosts.as_wide_as(network, narrow)
     fit_gate_factors(network, tensors)
-    fit_gate_activations(network, tensors)
+    fit_flags(network, tensors)
     expected = network.state_dict()
     head = classifier_names(network)
     other_head = {name for name in head & tensors.keys() if tensors[name].shape != expected[name].shape}

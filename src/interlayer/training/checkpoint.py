@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..mechanisms import fit_gate_activations, fit_gate_factors
+from ..mechanisms import fit_flags, fit_gate_factors
 from ..models.checkpoints import CheckpointError, read_checkpoint, save_weights
 from .files import TrainingError, flush_folder, make_folder, writing
 from .isolation import random_state, restore_random_state
@@ -207,7 +207,7 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
     _check_steps(path, saved["position"], setup)
     for network in filter(None, (setup.network, setup.ema and setup.ema.module)):
         fit_gate_factors(network, weights["weights"])  # runs of earlier versions have none
-        fit_gate_activations(network, weights["weights"])
+        fit_flags(network, weights["weights"])
     if setup.recipe.sharding == "fsdp":
         load_full_state(setup.network, setup.optimizer, weights["weights"], saved["optimizer"])
     else:

@@ -10,24 +10,30 @@ Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2
     head      ReLU, global average pool, linear
 
 "sep" is a 3x3 depthwise and a 1x1 convolution followed by BN, preceded by a ReLU unless its input is activated already.
-The shortcut is a 1x1 convolution with BN if the width changes. The last blocks of stages 1 and 2 end with a 3x3 max
-pooling of stride 2, and their shortcuts have stride 2. Convolutions have no bias.
+The shortcut is a 1x1 convolution with BN if the width changes. The last blocks of stages 1 and 2 end with a 3x3 average
+pooling of stride 2, in place of Xception's max pooling (appendix B.1), and their shortcuts have stride 2. Convolutions
+have no bias.
 
 Deviations: Table 9 omits the block of 256 channels in stage 1, without which no interpretation gives the printed
-parameters (2.70M). With it there are 2,701,882.
+parameters (2.70M). With it there are 2,701,882. The text does not state the size of the average pooling; it is that of
+the max pooling it replaces, and pixels beyond the edge are not counted.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...hosts.finding.components import ComponentBlock, Gate, conv_like, plus, projection
 from ...mechanisms import BlockValues
+from ...mechanisms.description import record_flag
+from ...mechanisms.options import expect_choice
 from ..config import cifar_config, register_network
 from .classifier import StagedClassifier
+
+Pooling = Literal["avg", "max"]
 
 
 class SeparableConv(nn.Module):
@@ -52,9 +58,11 @@ class XceptionBlock(ComponentBlock):
         in_channels: number of input channels.
         widths: number of output channels of each separable convolution.
         activate_first: whether the first separable convolution begins with a ReLU.
-        pool: whether the branch ends with a max pooling of stride 2.
+        pool: the pooling of stride 2 at the end of the branch, "avg" or "max". None for none.
         shortcut: whether the block has a shortcut.
     """
+
+    average_pooling: Tensor | None
 
     def __init__(
         self,
@@ -62,14 +70,16 @@ class XceptionBlock(ComponentBlock):
         widths: tuple[int, ...],
         *,
         activate_first: bool = True,
-        pool: bool = False,
+        pool: Pooling | None = None,
         shortcut: bool = True,
     ) -> None:
         super().__init__()
         channels = (in_channels, *widths)
         self.branch_channels = widths[-1]
         self.inner_channels = list(widths[:-1])
-        self.pools_last = pool
+        self.pools_last = pool is not None
+        if pool is not None:  # weights of earlier versions were trained with max pooling
+            record_flag(self, "average_pooling", pool == "avg", known_by="separable.0.depthwise.weight")
         self.has_skip = shortcut
         self.separable = nn.ModuleList(
             SeparableConv(channels[i], width, activate=activate_first or i > 0) for i, width in enumerate(widths)
@@ -98,9 +108,14 @@ class XceptionBlock(ComponentBlock):
             inner.append(y)
         if gate is not None:
             y = gate(y, inner[:-1])
-        joined = F.max_pool2d(y, 3, 2, padding=1) if self.pools_last else y
+        joined = self._pooled(y) if self.pools_last else y
         shortcut = self.shortcut(x) if self.has_skip else None
         return BlockValues(x, plus(joined, shortcut), shortcut, projection(y, weight))
+
+    def _pooled(self, y: Tensor) -> Tensor:
+        if self.average_pooling is None:
+            return F.max_pool2d(y, 3, 2, padding=1)
+        return F.avg_pool2d(y, 3, 2, padding=1, count_include_pad=False)
 
 
 class XceptionThin(StagedClassifier):
@@ -111,12 +126,20 @@ class XceptionThin(StagedClassifier):
         in_chans: number of channels of the image.
         global_pool: type of pooling, as in timm; "" for none.
         drop_rate: dropout rate before the classifier.
+        pooling: the pooling between stages: "avg" as in the paper, or "max" as in the original Xception.
     """
 
     def __init__(
-        self, *, num_classes: int = 10, in_chans: int = 3, global_pool: str = "avg", drop_rate: float = 0.0
+        self,
+        *,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+        pooling: Pooling = "avg",
     ) -> None:
         super().__init__()
+        expect_choice("pooling", pooling, ("avg", "max"))
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, 16, 3, padding=1, bias=False),
             nn.BatchNorm2d(16),
@@ -129,11 +152,11 @@ class XceptionThin(StagedClassifier):
             nn.Sequential(
                 XceptionBlock(32, (64, 64), activate_first=False),
                 XceptionBlock(64, (128, 128)),
-                XceptionBlock(128, (256, 256), pool=True),
+                XceptionBlock(128, (256, 256), pool=pooling),
             ),
             nn.Sequential(
                 *(XceptionBlock(256, (256, 256, 256)) for _ in range(8)),
-                XceptionBlock(256, (256, 512), pool=True),
+                XceptionBlock(256, (256, 512), pool=pooling),
             ),
             nn.Sequential(XceptionBlock(512, (512, 512), activate_first=False, shortcut=False)),
         )
