@@ -26,7 +26,8 @@ MRLA-light.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -232,6 +233,31 @@ def fit_gate_factors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 saved = tensors.get(f"{name}.factor")
                 module.set(None if saved is None else saved.item())
                 module.to(next(gate.parameters()).device)
+
+
+@contextmanager
+def fitted_gates(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run `fit_gate_factors`, and undo it if the body raises an error, such as that of tensors that do not fit."""
+    modules = [module for gate in model.modules() if isinstance(gate, Gate) for module in gate.modules()]
+    parameters = [(parameter, parameter.data) for module in modules for parameter in module.parameters(recurse=False)]
+    before = [(module, _attributes(module), dict(module._modules), dict(module._buffers)) for module in modules]
+    try:
+        fit_gate_factors(model, tensors)
+        yield
+    except Exception:
+        for module, attributes, children, buffers in before:
+            module.__dict__.update(attributes)
+            for entries, saved in ((module._modules, children), (module._buffers, buffers)):
+                entries.clear()
+                entries.update(saved)  # type: ignore[arg-type]
+        for parameter, data in parameters:
+            parameter.data = data
+        raise
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Returns the attributes of a module that are neither submodules nor tensors, such as the width of a layer."""
+    return {name: value for name, value in module.__dict__.items() if not isinstance(value, dict)}
 
 
 def fit_hidden(first: Sequence[Any], norm: Any, last: Any, saved: Tensor | None) -> None:

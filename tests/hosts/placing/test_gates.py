@@ -203,6 +203,22 @@ def test_weights_of_earlier_defaults_load(kind: str, earlier: Any, now: Any, ini
     assert {id(parameter) for parameter in other.parameters()} == before, "an optimizer would hold other parameters"
 
 
+@pytest.mark.parametrize(
+    ("kind", "earlier"), [("dia", {"reduction": 4}), ("gc", {"fuse": "scale", "reduction": 8}), ("se", {})]
+)
+def test_weights_that_do_not_fit_leave_the_gates_as_they_are(kind: str, earlier: Any, tmp_path: Path) -> None:
+    """An error on loading must not have given the gates of a trained network another form."""
+    other = timm.create_model("resnet18", num_classes=7)
+    path = tmp_path / "weights.safetensors"
+    interlayer.save_weights(interlayer.attach(other, kind, init="identity", **earlier), path)
+    model = interlayer.attach(_network(), kind)
+    expected, names = model(IMAGES), list(model.state_dict())
+    with pytest.raises(CheckpointError, match="does not fit"):
+        interlayer.load_weights(model, path)
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(IMAGES), expected)
+
+
 def test_global_context_is_added() -> None:
     """GCNet, section 3.3, computed explicitly: the context of all pixels is transformed and added to each."""
     gate = BranchAttention(32, kind="gc")
