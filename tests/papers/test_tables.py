@@ -27,7 +27,7 @@ def test_rlas_tables_of_small_networks_agree():
 
 def test_the_tables_are_there(counted):
     expected = {  # a model of each paper: its tables, and the number of rows in which all figures agree
-        "resnet152_mrla_light": ({"1", "4", "5", "6", "7", "12"}, 52),
+        "resnet152_mrla_light": ({"1", "4", "5", "6", "7", "12"}, 50),
         "resnet50_rla_unshared": ({"1", "2", "3", "6", "11", "13", "15"}, 61),
         "halo_h7": ({"A2", "6", "C.1"}, 12),
         "deit_base_cb": ({"1", "3b", "Fig. 3", "5", "11"}, 21),
