@@ -15,7 +15,9 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
 
     Parameters and multiply-adds are in the units of the paper: millions and billions, or 2^20 and 2^30 in the ImageNet
     tables of RLA. FLOPs are counted by the convention of the paper, those of CB by torch's counter, which is printed
-    for all papers. No reading of the paper reproduces the figures marked with *, see docs/deviations.md.
+    for all papers. No reading of the paper reproduces the figures marked with *, see docs/deviations.md. Rows marked
+    with (q) are quoted from other papers, whose millions and billions were multiplied by 1.048576 and 1.0737; ours are
+    multiplied alike.
 
     Example: `interlayer tables rla`
     """
@@ -27,14 +29,17 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
 
     if paper not in TABLES:
         raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join(TABLES)}")
-    table = Table(title=f"{paper}: the paper's figures and ours", caption="* not reproduced, see docs/deviations.md")
+    caption = "* not reproduced, see docs/deviations.md"
+    rows = TABLES[paper]()
+    if any(row.units.quoted for row in rows):
+        caption += "; (q) quoted from another paper: parameters times 1.048576, FLOPs times 1.0737"
+    table = Table(title=f"{paper}: the paper's figures and ours", caption=caption)
     for column in ("table", "row", "model"):
         table.add_column(column)
     for column in ("params, paper", "ours", "diff", "FLOPs, paper", "ours", "diff", "torch's", "top-1, paper"):
         table.add_column(column, justify="right")
     unexplained = []
     starred = 0
-    rows = TABLES[paper]()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("counting", total=len(rows))
         for counted in count_rows(paper):
@@ -43,7 +48,7 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
             units = row.units
             table.add_row(
                 row.table,
-                row.label,
+                f"{row.label} (q)" if units.quoted else row.label,
                 row.model,
                 _figure(row.parameters, units.parameter_decimals),
                 _figure(counted.parameters, 3),

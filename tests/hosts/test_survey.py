@@ -81,7 +81,7 @@ def test_what_a_family_takes(name):
 @pytest.mark.parametrize("name", ["efficientnet_b0", "tf_efficientnetv2_b0", "mobilenetv4_conv_small_035", "mixnet_s"])
 def test_a_gate_beside_squeeze_and_excitation_learns_in_every_block(name, gate):
     """The gate is on the branch, after the block's own squeeze-and-excitation and before the shortcut."""
-    model = interlayer.attach(timm.create_model(name, num_classes=5), gate, image_size=64).train()
+    model = interlayer.attach(timm.create_model(name, num_classes=5), gate, image_size=64, blocks="all").train()
     model(IMAGES).sum().backward()
     gates = {n: p for n, p in model.named_parameters() if f".{gate}_gate." in n}
     blocks = [module for module in model.modules() if hasattr(module, "has_skip") and not is_convolution(module)]

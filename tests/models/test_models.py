@@ -11,7 +11,7 @@ from interlayer.models import backbone_of
 from interlayer.models.rows import ROWS
 
 RLA_VARIANTS = ("v2", "v3", "v4", "v5", "v6", "postact", "convlstm", "convgru", "unshared", "no_exchange")
-PEERS = ("se", "eca", "cbam", "gc", "nl", "dia", "bridge")
+PEERS = ("se", "eca", "cbam", "gc", "nl", "a2", "aa", "dia", "bridge")
 EXPECTED = (
     [f"resnet{d}_mrla_{k}" for d in (18, 34, 50, 101, 152) for k in ("light", "base")]
     + ["resnet50_mla", "resnet50_mrla_linear"]
@@ -32,6 +32,7 @@ EXPECTED = (
     + ["pit_b_cb", "mixer_s16_cb"]
     + ["halo_50", "halo_h4_base128", "halo_h4_base128_patch", "halo_h4_base128_conv12"]
     + ["rest_lite", "rest_small", "rest_base", "rest_large"]
+    + ["vit_small_8", "vit_small_8_msa", "vit_small_8_mlp"]
 )
 # Models that differ from others only by an option are tested in the slow tests.
 ALIKE = [

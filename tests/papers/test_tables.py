@@ -1,8 +1,11 @@
 """Tests of the comparison with the tables of the papers."""
 
 import pytest
+import timm
+import torch
 
-from interlayer.papers.row import CountedRow, PaperRow
+from interlayer.papers.mrla import mrla_rows
+from interlayer.papers.row import CountedRow, PaperRow, Units
 from interlayer.papers.tables import count_rows
 
 
@@ -24,15 +27,73 @@ def test_rlas_tables_of_small_networks_agree():
 
 def test_the_tables_are_there(counted):
     expected = {  # a model of each paper: its tables, and the number of rows in which all figures agree
-        "resnet152_mrla_light": ({"1", "4", "5", "7"}, 22),
-        "resnet152_rla": ({"1", "2", "3", "6", "11", "13", "15"}, 61),
+        "resnet152_mrla_light": ({"1", "4", "5", "6", "7", "12"}, 50),
+        "resnet50_rla_unshared": ({"1", "2", "3", "6", "11", "13", "15"}, 61),
         "halo_h7": ({"A2", "6", "C.1"}, 12),
-        "deit_base_cb": ({"1", "5", "11"}, 15),
+        "deit_base_cb": ({"1", "3b", "Fig. 3", "5", "11"}, 21),
         "rest_large": ({"1", "body"}, 1),
     }
     tables, agreeing = next(expected[c.row.model] for c in counted if c.row.model in expected)
     assert {c.row.table for c in counted} == tables
     assert len([c for c in counted if c.parameters_agree and c.flops_agree]) >= agreeing
+
+
+PEERS = {  # of MRLA's Tables 1, 5, 6 and 12: printed parameters and FLOPs
+    "1": {
+        "ResNet-50 + SE": (28.1, 4.1), "ResNet-50 + CBAM": (28.1, 4.2), "ResNet-50 + A²": (34.6, 7.0),
+        "ResNet-50 + AA": (27.1, 4.5), "ResNet-50 + 1 NL": (29.0, 4.4), "ResNet-50 + 1 GC": (26.9, 4.1),
+        "ResNet-50 + all GC": (29.4, 4.2), "ResNet-50 + ECA": (25.6, 4.1), "ResNet-50 + DIA": (28.4, None),
+        "ResNet-50 + RLA_g": (25.9, 4.5), "ResNet-101 + SE": (49.3, 7.8), "ResNet-101 + CBAM": (49.3, 7.9),
+        "ResNet-101 + AA": (47.6, 8.6), "ResNet-101 + ECA": (44.5, 7.8), "ResNet-101 + RLA_g": (45.0, 8.4),
+        "ResNet-152 + SE": (66.8, 11.6), "ResNet-152 + ECA": (60.2, 11.6), "ResNet-152 + RLA_g": (60.8, 12.3),
+    },
+    "5": {
+        "ResNet-50 + DIA": (28.4, None), "ResNet-50 + RLA_g": (25.9, 4.5), "ResNet-101 + RLA_g": (45.0, 8.4),
+        "DenseNet-161 (k = 48)": (27.4, 7.9), "DenseNet-264 (k = 32)": (31.8, 5.9),
+    },
+    "6": {"BA-Net-50": (28.7, 4.2), "BA-Net-50, its setting": (28.7, 4.2)},
+    "12": {
+        "(a) depthwise conv alone": (25.7, 4.2), "(a) with stochastic depth": (25.7, 4.2),
+        "(c) ECA": (25.6, 4.1), "(c) with stochastic depth": (25.6, 4.1),
+    },
+}  # fmt: skip
+
+
+def test_every_peer_of_mrlas_tables_is_built_and_agrees():
+    """A peer that is not built, or whose parameters differ, would be compared with layer attention under its name."""
+    rows = mrla_rows()
+    for table, peers in PEERS.items():
+        of_table = {row.label: row for row in rows if row.table == table}
+        for label, printed in peers.items():
+            row = of_table[label]
+            assert (row.parameters, row.flops) == printed, f"table {table}, {label}"
+            assert row.model, f"table {table}, {label}: no network"
+            assert not row.parameters_differ, f"table {table}, {label}: every peer's parameters agree"
+
+
+def test_quoted_figures_are_converted_as_the_paper_did():
+    """Table 1 prints GC's 25.69M as 26.9M; a row without the mark would agree with a wrong network."""
+    quoted = {row.label for row in mrla_rows() if row.units.quoted}
+    assert quoted == {
+        "ResNet-50 + A²", "ResNet-50 + AA", "ResNet-50 + 1 NL", "ResNet-50 + 1 GC", "ResNet-50 + all GC",
+        "ResNet-101 + AA",
+    }  # fmt: skip
+    units = Units(quoted_decimals=2)
+    assert units.in_parameters(25_690_345) == pytest.approx(25.69 * 1.048576)
+    assert units.in_flops(3_858_000_000) == pytest.approx(3.86 * 1.073741824)
+    assert Units().in_parameters(25_690_345) == 25.690345
+
+
+def test_depthwise_convolutions_of_table_12_differ_by_stochastic_depth():
+    """Table 12 (a), and 4 (g) with it, is without stochastic depth, which the named model has."""
+    rates = []
+    for row in mrla_rows():
+        if row.attention.get("attention") is False:
+            with torch.device("meta"):
+                model = timm.create_model(row.model, attach_options=dict(row.attention))
+            drop = model.layer1[0].mrla.drop_path
+            rates.append((row.table, row.top1, getattr(drop, "drop_prob", 0.0)))
+    assert rates == [("4", 76.6, 0.0), ("12", 76.6, 0.0), ("12", 76.9, 0.2)]
 
 
 def test_what_is_excused_really_differs(counted):

@@ -11,13 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from ..mechanisms import MLA, MRLABase, MRLALight, MRLALinear
-from ..mechanisms.options import OptionDescription, describe, parse, unknown
+from ..mechanisms.options import OptionDescription, OptionError, describe, parse, unknown
 from .block import AttachedBlock, remove_entries
 from .carried import AttachedModel, Grid
 from .extending import restore
 from .finding.probe import AttachError, checked_size, reason, run_once
+from .placing import gates
 from .placing import layer_attention as layers
 from .placing import recurrent_state as recurrence
+from .placing.augmented import (
+    AugmentedOptions,
+    augmented_convolutions,
+    place_augmented_convolutions,
+    take_out_augmented_convolutions,
+)
 from .placing.blocks import carry_grid, grid_carriers, let_grid_travel, map_readers, stop_grid
 from .placing.broadcast import (
     ContextBroadcastOptions,
@@ -25,7 +32,6 @@ from .placing.broadcast import (
     place_context_broadcast,
     take_out_broadcasts,
 )
-from .placing.gates import GATES, EcaOptions, GateOptions, gate_key, place_gates
 from .placing.local_attention import (
     LocalAttentionOptions,
     local_attentions,
@@ -96,8 +102,9 @@ class Mechanism:
 
 LAYER_ATTENTION = kind_in_blocks("layer attention", layers.KEY)
 RECURRENT_STATE = kind_in_blocks("recurrent layer aggregation", recurrence.KEY, undo=recurrence.detach_head)
-BRANCH_ATTENTION = kind_in_blocks("attention on the branch", *map(gate_key, GATES))
+BRANCH_ATTENTION = kind_in_blocks("attention on the branch", *map(gates.gate_key, gates.GATES))
 LOCAL_ATTENTION = Kind("local attention", local_attentions, take_out_local_attention)
+AUGMENTED = Kind("augmented convolutions", augmented_convolutions, take_out_augmented_convolutions)
 BROADCAST = Kind("context broadcasting", broadcasts, take_out_broadcasts)
 
 
@@ -108,8 +115,8 @@ def _layer_attention(
     return Mechanism(LAYER_ATTENTION, options, place, about)
 
 
-def _gate(name: str, about: str, options: type = GateOptions) -> Mechanism:
-    return Mechanism(BRANCH_ATTENTION, options, partial(place_gates, kind=name), about)
+def _gate(name: str, about: str, options: type = gates.ReducedGateOptions) -> Mechanism:
+    return Mechanism(BRANCH_ATTENTION, options, partial(gates.place_gates, kind=name), about)
 
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -144,13 +151,21 @@ MECHANISMS: dict[str, Mechanism] = {
         BROADCAST, ContextBroadcastOptions, place_context_broadcast,
         "context broadcasting: the average of every token and the mean token (CB, sections 3.2, 3.3)",
     ),
-    "se": _gate("se", "squeeze-and-excitation on the branch of every residual block"),
-    "eca": _gate("eca", "efficient channel attention on the branch", EcaOptions),
+    "se": _gate("se", "squeeze-and-excitation on the branch of residual blocks, or on the MLPs of a transformer"),
+    "eca": _gate("eca", "efficient channel attention on the branch", gates.EcaOptions),
     "cbam": _gate("cbam", "channel and spatial attention on the branch"),
-    "gc": _gate("gc", "global context on the branch"),
-    "nl": _gate("nl", "a non-local block on the branch"),
-    "dia": _gate("dia", "one LSTM per stage computes the scale of each branch (DIANet)"),
+    "gc": _gate("gc", "global context added to the branch (GCNet)", gates.GlobalContextOptions),
+    "nl": _gate("nl", "a non-local block on the branch", gates.NonLocalOptions),
+    "a2": _gate("a2", "double attention on the branch (A²-Net)", gates.DoubleAttentionOptions),
+    "dia": Mechanism(
+        BRANCH_ATTENTION, gates.SharedGateOptions, gates.place_dia,
+        "one LSTM per stage computes the scale of each branch (DIANet)",
+    ),
     "bridge": _gate("bridge", "the scale of each branch is computed from all convolutions of its block (BA-Net)"),
+    "aa": Mechanism(
+        AUGMENTED, AugmentedOptions, place_augmented_convolutions,
+        "some channels of 3x3 convolutions are computed by self-attention over the map (AA-Net)",
+    ),
 }  # fmt: skip
 
 
@@ -172,8 +187,9 @@ def attach(model: nn.Module, mechanism: str, *, image_size: int | Grid | None = 
         model: a timm model, with or without `features_only`, or any network of blocks in stages.
         mechanism: the name of the mechanism. Layer attention after the blocks: "mrla_light", "mrla_base", "mla",
             "mrla_linear" or "crla". A recurrent state inside residual blocks: "rla". Attention on the branch of
-            residual blocks, for comparison: "se", "eca", "cbam", "gc", "nl", "dia" (one LSTM per stage) or "bridge".
-            Local attention in place of 3x3 convolutions: "halo". Context broadcasting in transformers: "cb".
+            residual blocks, for comparison: "se", "eca", "cbam", "gc", "nl", "a2", "dia" (one LSTM per stage) or
+            "bridge". Local attention in place of 3x3 convolutions: "halo", or in some of their channels: "aa". Context
+            broadcasting in transformers: "cb".
         image_size: size of the image with which the stages are found, if the model does not define it.
         options: options of the mechanism. Most have `init="identity"`, which preserves the function of the network for
             fine-tuning. Layer attention and "rla" also have `reading="published"`, which computes what the
@@ -234,6 +250,15 @@ def _row(mechanism: str) -> Mechanism:
 def options_of(mechanism: str) -> dict[str, OptionDescription]:
     """Returns the options of a mechanism by name, with their defaults and meaning."""
     return {entry.name: entry for entry in describe(_row(mechanism).options)}
+
+
+def accepts_option(mechanism: str, name: str, value: Any) -> bool:
+    """Returns whether a mechanism has an option of this name that takes this value."""
+    try:
+        parse(_row(mechanism).options, mechanism, {name: value})
+    except OptionError:
+        return False
+    return True
 
 
 def _kinds(model: nn.Module) -> list[Kind]:

@@ -3,7 +3,7 @@
 from .broadcast import ContextBroadcast, UniformHeadAttention
 from .description import description_differences, fit_flags
 from .emsa import EfficientAttention, PixelAttention
-from .gates import fit_gate_factors
+from .gates import fit_gate_factors, fitted_gates
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
 from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
 from .protocol import BlockMechanism, BlockValues, Place
@@ -28,5 +28,6 @@ __all__ = [
     "fit_flags",
     "fit_gate_factors",
     "fit_halo_tables",
+    "fitted_gates",
     "resize_halo",
 ]

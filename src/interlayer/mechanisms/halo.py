@@ -112,7 +112,7 @@ class HaloAttention2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.abs_rows is not None and self.abs_cols is not None:
-            rows, cols = (_resized(t, n) for t, n in ((self.abs_rows, x.shape[2]), (self.abs_cols, x.shape[3])))
+            rows, cols = (resized_table(t, n) for t, n in ((self.abs_rows, x.shape[2]), (self.abs_cols, x.shape[3])))
             x = x + (rows[:, :, None] + cols[:, None, :]).to(x.dtype)
         sampled = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
         return ops.halo_attention(
@@ -142,7 +142,7 @@ class HaloAttention2d(nn.Module):
         entries = 2 * (block + 2 * halo) - 1
         if self.rel_rows is not None and self.rel_cols is not None:
             for name, table in (("rel_rows", self.rel_rows), ("rel_cols", self.rel_cols)):
-                resized = _resized(table.t(), entries).t().contiguous()
+                resized = resized_table(table.t(), entries).t().contiguous()
                 setattr(self, name, nn.Parameter(resized, requires_grad=table.requires_grad))
         self.block, self.halo = block, halo
 
@@ -156,7 +156,7 @@ class HaloAttention2d(nn.Module):
         return f"heads={self.heads}, {sizes}, position={self.position!r}"
 
 
-def _resized(table: Tensor, size: int) -> Tensor:
+def resized_table(table: Tensor, size: int) -> Tensor:
     """Interpolate [channels, n] to [channels, size] linearly, with aligned corners."""
     if table.shape[1] == size:
         return table
@@ -201,7 +201,7 @@ def fit_halo_tables(
                 continue
             table = fitted[name].t() if across else fitted[name]
             size = own.shape[0] if across else own.shape[1]
-            fitted[name] = (_resized(table, size).t() if across else _resized(table, size)).contiguous()
+            fitted[name] = (resized_table(table, size).t() if across else resized_table(table, size)).contiguous()
         if path in kept:
             kept[path] = {key: value for key, value in kept[path].items() if key not in ("block", "halo")}
     return fitted, kept

@@ -264,8 +264,8 @@ def _create_stored(
 def _attach(
     network: nn.Module, mechanism: str, options: dict[str, Any], defaults: dict[str, Any], image_size: int | None
 ) -> nn.Module:
-    supported = hosts.options_of(mechanism)
-    options = {name: value for name, value in defaults.items() if name in supported} | options
+    suitable = {name: value for name, value in defaults.items() if hosts.accepts_option(mechanism, name, value)}
+    options = suitable | options
     if image_size:
         options.setdefault("image_size", image_size)
     try:

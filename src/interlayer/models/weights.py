@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import hosts
-from ..mechanisms import fit_flags, fit_gate_factors, fit_halo_tables
+from ..mechanisms import fit_flags, fit_halo_tables, fitted_gates
 from .checkpoints import CheckpointError, check_description, named_tensors, read_checkpoint, unwrap
 from .origin import Origin, taken_over
 from .positions import fit_positions
@@ -92,9 +92,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     state_dict, descriptions = read_checkpoint(path)
     check_description(descriptions, model)
     tensors = unwrap(state_dict)
-    fit_gate_factors(model, tensors)
     fit_flags(model, tensors)
-    match_tensors(tensors, model.state_dict()).check("the checkpoint does not fit the model")
+    with fitted_gates(model, tensors):
+        match_tensors(tensors, model.state_dict()).check("the checkpoint does not fit the model")
     model.load_state_dict(tensors)
 
 
@@ -137,14 +137,14 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     check_description(descriptions, network)
     narrow = fit_positions(network, tensors)
     tensors = hosts.as_wide_as(network, narrow)
-    fit_gate_factors(network, tensors)
     fit_flags(network, tensors)
-    expected = network.state_dict()
-    head = classifier_names(network)
-    other_head = {name for name in head & tensors.keys() if tensors[name].shape != expected[name].shape}
-    own = _without(tensors, other_head.union(hosts.names_of_replaced(network, tensors)))
-    report = match_tensors(own, expected, optional=head | _attached_names(network))
-    report.check(f"{path} does not fit the network")
+    with fitted_gates(network, tensors):
+        expected = network.state_dict()
+        head = classifier_names(network)
+        other_head = {name for name in head & tensors.keys() if tensors[name].shape != expected[name].shape}
+        own = _without(tensors, other_head.union(hosts.names_of_replaced(network, tensors)))
+        report = match_tensors(own, expected, optional=head | _attached_names(network))
+        report.check(f"{path} does not fit the network")
     network.load_state_dict(own, strict=False)
     report.placed.extend(hosts.hand_to_replaced(network, tensors))
     widened = {name for name in own if own[name].shape != narrow[name].shape}  # some of its columns are new

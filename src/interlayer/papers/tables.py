@@ -7,9 +7,10 @@ from typing import Any
 
 import timm
 import torch
+from timm.models.resnet import Bottleneck
 from torch import nn
 
-from .. import models  # noqa: F401  registers the models with timm
+from .. import models
 from ..analysis.cost import count_flops_both_ways, count_parameters
 from .cb import cb_rows
 from .halonet import halonet_rows
@@ -38,29 +39,45 @@ def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[Co
         if not row.model:
             yield CountedRow(row, None, None, None)
             continue
-        key = f"{row.model} {sorted(row.attention.items())} {sorted(row.options.items())} {row.image_size}"
+        options = sorted(row.attention.items()), sorted(row.options.items())
+        key = f"{row.model} {options} {row.image_size} {row.strides_first}"
         if key not in counted:
             counted[key] = _count(row)
         parameters, flops, torch_flops = counted[key]
-        units = row.units
-        yield CountedRow(row, parameters[row.count] / units.parameters, flops / units.flops, torch_flops / units.flops)
+        counts = (row.units.in_flops(count) for count in (flops, torch_flops))
+        yield CountedRow(row, row.units.in_parameters(parameters[row.count]), *counts)
 
 
 @torch.no_grad()
 def _count(row: PaperRow) -> tuple[dict[str, int], int, int]:
     """Returns the parameters by each `count`, and the multiply-adds by the conventions "paper" and "torch"."""
-    options: dict[str, Any] = dict(row.options)
-    if row.attention:
-        options["attach_options"] = dict(row.attention)
-    if row.image_size is not None and row.model.startswith("ceit"):
-        options["img_size"] = row.image_size
     with torch.device("meta"):  # counting only needs shapes
-        model = timm.create_model(row.model, **options)
+        model = _create(row)
     parameters = {"all": count_parameters(model), "layers": count_parameters(model, layers_only=True)}
     parameters["with_statistics"] = parameters["all"] + _statistics(model)
     norms = (module for module in model.modules() if isinstance(module, nn.LayerNorm))
     parameters["without_layer_norms"] = parameters["all"] - sum(count_parameters(norm) for norm in norms)
+    if row.strides_first:
+        _stride_first(model)
     return parameters, *count_flops_both_ways(model, row.image_size)
+
+
+def _create(row: PaperRow) -> nn.Module:
+    options: dict[str, Any] = dict(row.options)
+    if "+" in row.model:
+        return models.build_network(row.model, model_options=options, attach_options=row.attention)
+    if row.attention:
+        options["attach_options"] = dict(row.attention)
+    if row.image_size is not None and row.model.startswith("ceit"):
+        options["img_size"] = row.image_size
+    return timm.create_model(row.model, **options)
+
+
+def _stride_first(model: nn.Module) -> None:
+    """Move the stride of every bottleneck from its 3x3 convolution to its first 1x1 convolution."""
+    for module in model.modules():
+        if isinstance(module, Bottleneck):
+            module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride
 
 
 def _statistics(model: nn.Module) -> int:

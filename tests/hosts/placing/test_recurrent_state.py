@@ -194,7 +194,8 @@ def test_rla_reads_what_eca_gives():
 
 @pytest.mark.parametrize("gate", GATES)
 def test_gates_change_the_branch_and_train(gate):
-    model = interlayer.attach(small_resnet(), gate, image_size=64)
+    every = {"blocks": "all"} if gate == "nl" else {}
+    model = interlayer.attach(small_resnet(), gate, image_size=64, **every)
     image = images(size=64)
     model(image).square().sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []

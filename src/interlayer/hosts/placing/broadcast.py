@@ -84,8 +84,8 @@ def place_context_broadcast(
         _place_heads(model, [block for block, _ in chosen], where, name)  # type: ignore[arg-type]
         return
     places = ["attention", "end"] if where == "both" else [where]
-    components = [(_component(block, place, name), place) for block, _ in chosen for place in places]
-    widths = _widths(model, components, name, image_size)
+    components = [(component_of(block, place, name), place) for block, _ in chosen for place in places]
+    widths = token_widths(model, components, name, image_size)
     for number, (component, place) in enumerate(components):
         broadcast = ContextBroadcast(widths[component], scaled=scaled)
         broadcast.before = place == "front"
@@ -117,7 +117,7 @@ def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: s
         replace(model, path, layer)
 
 
-def _component(block: Any, place: str, name: str) -> nn.Module:
+def component_of(block: Any, place: str, name: str) -> nn.Module:
     for path in COMPONENTS[place]:
         try:
             component = block.module.get_submodule(path)
@@ -131,7 +131,7 @@ def _component(block: Any, place: str, name: str) -> nn.Module:
     )
 
 
-def _widths(
+def token_widths(
     model: nn.Module, components: list[tuple[nn.Module, str]], name: str, image_size: int | Grid | None
 ) -> dict[nn.Module, int]:
     """Returns the output channels of each component, which must return the tokens of one image."""

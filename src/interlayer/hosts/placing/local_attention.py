@@ -51,7 +51,7 @@ def place_local_attention(
             f"expected stages such as (3, 4), a whole number for last and channels_per_head of at least 2, got "
             f"{stages=}, {last=}, {channels_per_head=}"
         )
-    found = _convolutions(model, image_size)
+    found = spatial_convolutions(model, image_size)
     if not found:
         raise AttachError(
             f"{name} has no 3x3 convolutions that local attention could replace: with all channels in one group, in "
@@ -106,7 +106,9 @@ def take_out_local_attention(model: nn.Module) -> None:
     put_back(model, HaloAttention2d)
 
 
-def _convolutions(model: nn.Module, image_size: int | Grid | None) -> list[tuple[int, str, nn.Conv2d, tuple[int, int]]]:
+def spatial_convolutions(
+    model: nn.Module, image_size: int | Grid | None
+) -> list[tuple[int, str, nn.Conv2d, tuple[int, int]]]:
     """Returns stage, name, module and input size of every plain 3x3 convolution in the stages, in execution order.
 
     The stages are those that the network lists in `feature_info`, without the stem.

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...mechanisms import UniformHeadAttention
+from ...mechanisms.augmented import AugmentedConv2d
 from ..finding.probe import match
 
 REPLACED = "interlayer_replaced"  # attribute of a replacement: a tuple with the original layer
@@ -43,14 +44,16 @@ def names_of_replaced(model: nn.Module, state_dict: Mapping[str, Tensor]) -> lis
 def hand_to_replaced(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
     """Load a plain backbone's weights into the layers that were replaced, and return the names of these weights.
 
-    `put_back` restores the layers with these weights. `UniformHeadAttention` is initialized from them. A layer is
-    skipped if a weight is missing or has another shape.
+    `put_back` restores the layers with these weights. `UniformHeadAttention` and the convolution of
+    `AugmentedConv2d` are initialized from them. A layer is skipped if a weight is missing or has another shape.
     """
     for layer, names in _with_all_weights(model, state_dict):
         (old,) = layer.__dict__[REPLACED]
         old.load_state_dict(dict(zip(old.state_dict(), (state_dict[name] for name in names), strict=True)))
         if isinstance(layer, UniformHeadAttention):
             layer.take_over(old.qkv, old.proj)
+        elif isinstance(layer, AugmentedConv2d):
+            layer.take_over(old)
     return names_of_replaced(model, state_dict)
 
 

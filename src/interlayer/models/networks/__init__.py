@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from . import ceit, densenet, halonet, preresnet, rest, xception
+from . import ceit, densenet, extra_layer, halonet, preresnet, rest, xception
 
 NETWORKS: dict[str, dict[str, Any]] = {
     name: config
-    for family in (ceit, preresnet, xception, densenet, halonet, rest)
+    for family in (ceit, preresnet, xception, densenet, extra_layer, halonet, rest)
     for name, config in family.default_cfgs.items()
 }
 

@@ -1,4 +1,4 @@
-"""Named models of the MRLA paper: backbones with layer attention.
+"""Named models of the MRLA paper: backbones with layer attention, and peers that its tables compare with them.
 
 Channels per head are those of section 5.1, stages and stochastic depth those of appendix B.1.1. ResNets drop only the
 attention, with probability 0.2. EfficientNets and transformers use the stochastic depth of each block for the attention
@@ -19,7 +19,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "c": {"value_conv": False},  # without the depthwise convolution
     "d": {"projection": "linear"},  # fully connected q and k
     "e": {"learn_decay": False},  # lambda = 1
-    "g": {"attention": False},  # only the depthwise convolution and the norm
+    "g": {"attention": False, "drop_path": 0.0},  # only the depthwise convolution and the norm (also Table 12 a)
 }
 
 
@@ -40,6 +40,7 @@ def _rows() -> list[Row]:
                 published_backbone={"stem_type": "deep", "stem_width": 32},
             ),
         ]
+    rows += [Row(f"resnet{depth}_{peer}", f"resnet{depth}", peer) for depth in (50, 101, 152) for peer in ("a2", "aa")]
     rows += [
         Row("resnet50_mla", "resnet50", "mla", resnet),
         Row("resnet50_mrla_linear", "resnet50", "mrla_linear", resnet),

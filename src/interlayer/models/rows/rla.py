@@ -29,9 +29,9 @@ def _imagenet_rows() -> list[Row]:
         rows.append(Row(f"{backbone}_rla", backbone, "rla"))
         for attention in ("se", "eca"):
             rows.append(Row(f"{backbone}_{attention}_rla", backbone, "rla", backbone_options=_with(attention)))
-        for attention in ON_BRANCH:
+        for attention in ("se", "eca", "cbam", "gc"):
             rows.append(Row(f"{backbone}_{attention}", backbone, "", backbone_options=_with(attention)))
-        rows += [Row(f"{backbone}_{interaction}", backbone, interaction) for interaction in ("dia", "bridge")]
+        rows += [Row(f"{backbone}_{interaction}", backbone, interaction) for interaction in ("nl", "dia", "bridge")]
     rows += [Row(f"resnet50_rla_{variant}", "resnet50", "rla", {"variant": variant}) for variant in VARIANTS]
     rows += [
         Row("resnet101_rla_unshared", "resnet101", "rla", {"variant": "unshared"}),
