@@ -1,6 +1,6 @@
 """The mechanisms of the papers as modules, one file per mechanism."""
 
-from .broadcast import ContextBroadcast, UniformHeadAttention
+from .broadcast import ContextBroadcast, UniformHeadAttention, fit_uniform_heads
 from .description import description_differences
 from .emsa import EfficientAttention, PixelAttention
 from .gates import fit_gate_factors
@@ -27,5 +27,6 @@ __all__ = [
     "description_differences",
     "fit_gate_factors",
     "fit_halo_tables",
+    "fit_uniform_heads",
     "resize_halo",
 ]
