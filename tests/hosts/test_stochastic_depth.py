@@ -1,11 +1,16 @@
 """Layer attention is dropped for the samples that the block drops (MRLA, appendices B.1.1 and B.4)."""
 
 import copy
+import multiprocessing
+import os
+import socket
 
 import pytest
 import timm
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import interlayer
 from interlayer.hosts.attach import attached_blocks, attached_mechanisms
@@ -31,7 +36,7 @@ def images(batch=BATCH):
     return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 
 
-def observed(model):
+def observed(model, run=None):
     """Returns, for each attached block, the samples whose last branch was dropped and those without attention."""
     dropped, skipped, handles = {}, {}, []
     for name, block in attached_blocks(model):
@@ -46,7 +51,7 @@ def observed(model):
             skipped[name] = (output[0] == args[0]).flatten(1).all(1)
 
         handles += [layers[-1].register_forward_hook(record_factor), block.mrla.register_forward_hook(record_sum)]
-    model(images())
+    (run or model)(images())
     for handle in handles:
         handle.remove()
     return dropped, skipped
@@ -114,19 +119,28 @@ def test_the_draw_is_shared_beside_a_mechanism_inside_the_block():
     assert all(torch.equal(samples, skipped[name]) for name, samples in dropped.items())
 
 
-@pytest.mark.parametrize(("network", "checkpointing"), [("efficientnet", False), ("vit", True)])
-def test_compiled_whole_the_draws_still_agree(network, checkpointing):
+def stage_of_efficientnet():
+    model = interlayer.attach(efficientnet(), "mrla_light").train()
+    return model.blocks[4], torch.randn(4, model.blocks[4][0].conv_pw.in_channels, 4, 4)
+
+
+def checkpointed_vit():
+    model = interlayer.attach(vit(), "mrla_light").train()
+    model.set_grad_checkpointing()
+    return model, images(4)
+
+
+@pytest.mark.parametrize("make", [stage_of_efficientnet, checkpointed_vit])
+def test_compiled_whole_the_draws_still_agree(make):
     torch.manual_seed(0)
-    model = vit() if network == "vit" else timm.create_model("tinynet_e", num_classes=5, drop_path_rate=0.5)
-    interlayer.attach(model, "mrla_light").train()
-    model.set_grad_checkpointing(checkpointing)
+    model, x = make()
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.manual_seed(5)
-    result = compiled(images(4))
+    result = compiled(x)
     result.sum().backward()
     torch.manual_seed(5)
-    torch.testing.assert_close(model(images(4)), result, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(model(x), result, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -148,6 +162,58 @@ def test_in_mixed_precision_the_factors_take_the_type_of_the_sum():
     with torch.autocast("cpu", torch.bfloat16):
         dropped, skipped = observed(model)
     assert all(torch.equal(samples, skipped[name]) for name, samples in dropped.items())
+
+
+def _two_steps(rank, port, folder):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = interlayer.attach(vit(), "mrla_base").train()
+    parallel = DistributedDataParallel(model)
+    torch.manual_seed(rank)
+    for _ in range(2):  # a parameter without a gradient makes the second step fail
+        parallel(images()).square().mean().backward()
+    torch.save(observed(model, parallel), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_every_process_shares_its_own_draws(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_two_steps, args=(rank, port, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    (first, first_skipped), (second, second_skipped) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(samples, first_skipped[name]) for name, samples in first.items())
+    assert all(torch.equal(samples, second_skipped[name]) for name, samples in second.items())
+    assert any(not torch.equal(samples, second[name]) for name, samples in first.items())
+
+
+def test_layers_of_transformers_share_their_draw():
+    """Their blocks call one stochastic depth layer twice: the last call is that of the MLP."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=32, patch_size=8, drop_path_rate=0.5
+    )
+    torch.manual_seed(0)
+    model = interlayer.attach(transformers.Dinov2Model(config), "mrla_light").train()
+    calls = []
+    block = model.encoder.layer[2]
+    block.drop_path.register_forward_hook(lambda module, args, output: calls.append(output == 0))
+    block.mrla.register_forward_hook(
+        lambda module, args, output: calls.append((output[0] == args[0]).flatten(1).all(1))
+    )
+    model(pixel_values=images())
+    attention, mlp, skipped = calls
+    assert torch.equal(mlp, skipped)
+    assert not torch.equal(attention, skipped)
 
 
 class Inherited(nn.Module):

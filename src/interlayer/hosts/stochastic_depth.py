@@ -34,7 +34,7 @@ def returns_factors(block: nn.Module) -> bool:
     code = getattr(cls.forward, "__code__", None)
     if code is None or "__class__" in code.co_freevars:  # super() in `forward` does not accept a view
         return False
-    return any(is_drop_path(child) for child in block.children())
+    return any(is_drop_path(child) and getattr(child, "drop_prob", None) for child in block.children())
 
 
 def recording(layer: nn.Module, factors: list[Tensor]) -> Callable[[Tensor], Tensor]:
