@@ -216,6 +216,18 @@ def test_layers_of_transformers_share_their_draw():
     assert not torch.equal(attention, skipped)
 
 
+@pytest.mark.parametrize(
+    "name", ["efficientnet_b0_mrla_light", "deit_tiny_mrla_base", "ceit_tiny_mrla_light", "pvt_v2_b0_mrla_light"]
+)
+def test_the_papers_models_share_every_draw(name):
+    with torch.device("meta"):
+        model = timm.create_model(name, drop_path_rate=0.2)
+    attached = [block.mrla for _, block in attached_blocks(model)]
+    dropped = [mechanism for mechanism in attached if not isinstance(mechanism.drop_path, nn.Identity)]
+    assert len(dropped) >= len(attached) - 1, "the rate is 0 in the first block alone"
+    assert all(mechanism.reads_branch_factor for mechanism in dropped)
+
+
 class Inherited(nn.Module):
     def __init__(self):
         super().__init__()

@@ -126,7 +126,8 @@ class AttachedBlock(Extended):
         if isinstance(output, tuple):
             output, others = output[0], output[1:]
         fits = reads_shortcut and x.shape == output.shape
-        factor = factors[-1] if factors else None
+        per_sample = [factor for factor in factors if len(factor) == len(x)]  # windows may be dropped one by one
+        factor = per_sample[-1] if per_sample else None
         return BlockValues(x, output, x if fits else None, branch_factor=factor), others
 
     def _run_components(self, x: Tensor, held: list[Held], current: dict[str, Any]) -> BlockValues:
