@@ -78,7 +78,7 @@ def test_an_image_size_that_is_none_gets_a_sentence(mechanism, size):
         ("halo", {"stages": [3.0]}, "expected stages such as"),
         ("halo", {"stages": [True]}, "expected stages such as"),
         ("halo", {"stages": "34"}, "expected stages such as"),
-        ("mrla_light", {"drop_path": False}, "drop_path must be a probability below 1 or 'backbone', got False"),
+        ("mrla_light", {"drop_path": False}, "a probability below 1, 'backbone' or 'backbone_rate', got False"),
         ("mrla_light", {"stages": (True, 7)}, "stages must be lengths such as"),
         ("rla", {"variant": []}, "unknown variant"),
         (["cb"], {}, "unknown mechanism"),

@@ -24,6 +24,33 @@ def test_a_strided_layer_is_the_full_one_at_every_second_pixel():
     torch.testing.assert_close(strided(x), full(x)[:, :, ::2, ::2])
 
 
+@pytest.mark.parametrize("size", [(12, 12), (7, 9), (11, 10), (1, 1)])
+@pytest.mark.parametrize("centered", [False, True])
+def test_sasa_pools_after_the_attention_of_all_pixels(size, centered):
+    """Section 2.2: attention followed by strided average pooling, where HaloNet strides the queries."""
+    full = HaloAttention2d(16, 24, heads=2, block=4, halo=1, centered=centered)
+    pooled = HaloAttention2d(16, 24, heads=2, block=4, halo=1, centered=centered, stride=2, downsampling="pooling")
+    torch.nn.Module.load_state_dict(pooled, dict(full.state_dict()))
+    x = torch.randn(2, 16, *size)
+    attended, result = full(x), pooled(x)
+    assert result.shape == torch.nn.Conv2d(16, 24, 3, 2, 1)(x).shape
+    for row in range(size[0] // 2):
+        for column in range(size[1] // 2):
+            window = attended[:, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            torch.testing.assert_close(result[:, :, row, column], window.mean((2, 3)))
+    if size[0] % 2:  # the last row is averaged over the pixels that exist
+        torch.testing.assert_close(result[:, :, -1, 0], attended[:, :, -1:, :2].mean((2, 3)))
+
+
+def test_pooling_and_strided_queries_are_told_apart():
+    queries = HaloAttention2d(8, heads=2, block=4, halo=1, stride=2)
+    pooling = HaloAttention2d(8, heads=2, block=4, halo=1, stride=2, downsampling="pooling")
+    with pytest.raises(RuntimeError, match="was saved with downsampling=queries, this model has downsampling=pooling"):
+        pooling.load_state_dict(queries.state_dict())
+    with pytest.raises(ValueError, match="downsampling must be 'queries' or 'pooling', got 'max'"):
+        HaloAttention2d(8, heads=2, downsampling="max")
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"position": "none"}, {"position": "absolute", "size": (6, 5)}, {"centered": True}]
 )

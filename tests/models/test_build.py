@@ -25,6 +25,9 @@ def test_a_name_is_split_into_mechanisms_with_their_options():
         "vit_tiny_patch16_224",
         [("cb", {"scaled": True, "blocks": "all"}), ("mla", {})],
     )
+    assert split_name("resnet18+mrla_base:stages=[[layer3.0,layer3.1],[layer4.1]],drop_path=0.2,")[1] == [
+        ("mrla_base", {"stages": [["layer3.0", "layer3.1"], ["layer4.1"]], "drop_path": 0.2})
+    ]
     assert parse_value("0.5") == 0.5
     assert parse_value("[") == "["
     assert parse_value("") is None

@@ -30,6 +30,7 @@ EXPECTED = (
     + [f"halo_h{number}" for number in range(8)]
     + [f"deit_{size}_cb{scaled}" for size in ("tiny", "small", "base") for scaled in ("", "_scaled")]
     + ["pit_b_cb", "mixer_s16_cb"]
+    + [f"halo_{what}" for what in ("h7_c1", "h7_c12", "h7_c123", "resnet50_b8", "resnet50_b32", "resnet101_b8")]
     + ["halo_50", "halo_h4_base128", "halo_h4_base128_patch", "halo_h4_base128_conv12"]
     + ["rest_lite", "rest_small", "rest_base", "rest_large"]
     + ["vit_small_8", "vit_small_8_msa", "vit_small_8_mlp"]
@@ -41,6 +42,9 @@ ALIKE = [
 ALIKE += [f"resnet50_{peer}" for peer in ("se", "eca", "cbam", "gc", "nl")] + [
     "resnet50_se_rla",
     "preresnet110_cifar_rla",
+    "halo_h7_c1",
+    "halo_h7_c12",
+    "halo_resnet50_b32",
 ]
 
 
@@ -98,7 +102,13 @@ def test_the_names_are_registered_and_shadow_none_of_timms():
         ("halo_h5", 30_683_112),
         ("halo_h6", 43_425_544),
         ("halo_h7", 67_400_008),
+        ("halo_h7_c1", 67_308_496),
+        ("halo_h7_c12", 66_948_784),
+        ("halo_h7_c123", 67_353_776),
         ("halo_50", 18_019_112),
+        ("halo_resnet50_b8", 20_960_016),
+        ("halo_resnet50_b32", 20_962_320),
+        ("halo_resnet101_b8", 40_235_568),
         ("halo_h4_base128", 85_194_760),
         ("halo_h4_base128_conv12", 87_057_384),
         ("rest_lite", 10_508_300),

@@ -17,6 +17,7 @@ from .extending import Extended, extend, original_class, restore
 from .finding import components
 from .finding.layout import Layout
 from .finding.probe import AttachError
+from .stochastic_depth import forward_with_factors
 
 Held = tuple["Entry", BlockMechanism]
 
@@ -89,7 +90,9 @@ class AttachedBlock(Extended):
         layout = self.interlayer_layout
         if layout is not None and any(mechanism.reads_map for _, mechanism in held):
             grid = layout.grid_of(values.output, grid, args, kwargs)
-            values = BlockValues(x, values.output, values.shortcut, values.projected, layout, grid)
+            values = BlockValues(
+                x, values.output, values.shortcut, values.projected, layout, grid, values.branch_factor
+            )
 
         output = values.output
         for entry, mechanism in held:
@@ -114,11 +117,18 @@ class AttachedBlock(Extended):
         reads_shortcut = any(mechanism.reads_shortcut for _, mechanism in held)
         if reads_shortcut and components.projects(self):
             return components.run_block(self, x), None
-        output, others = self._run_original(x, *args, **kwargs), None
+        factors: list[Tensor] = []
+        if self.training and any(mechanism.reads_branch_factor for _, mechanism in held):  # type: ignore[attr-defined]
+            output, factors = forward_with_factors(self, x, *args, **kwargs)  # type: ignore[arg-type]
+        else:
+            output = self._run_original(x, *args, **kwargs)
+        others = None
         if isinstance(output, tuple):
             output, others = output[0], output[1:]
         fits = reads_shortcut and x.shape == output.shape
-        return BlockValues(x, output, x if fits else None), others
+        per_sample = [factor for factor in factors if len(factor) == len(x)]  # windows may be dropped one by one
+        factor = per_sample[-1] if per_sample else None
+        return BlockValues(x, output, x if fits else None, branch_factor=factor), others
 
     def _run_components(self, x: Tensor, held: list[Held], current: dict[str, Any]) -> BlockValues:
         """Run a residual block with the additions, gates and projections of its mechanisms."""

@@ -1,6 +1,6 @@
 """The mechanisms of the papers as modules, one file per mechanism."""
 
-from .broadcast import ContextBroadcast, UniformHeadAttention
+from .broadcast import ContextBroadcast, UniformHeadAttention, fit_uniform_heads
 from .description import description_differences, fit_flags
 from .emsa import EfficientAttention, PixelAttention
 from .gates import fit_gate_factors, fitted_gates
@@ -28,6 +28,7 @@ __all__ = [
     "fit_flags",
     "fit_gate_factors",
     "fit_halo_tables",
+    "fit_uniform_heads",
     "fitted_gates",
     "resize_halo",
 ]

@@ -13,11 +13,12 @@ Uniform attention can also be a head of self-attention (Table 1), o = mean over 
 
 Deviations: none. The text does not specify the initial value of Λ; here it is zero, so that CB_S starts as the
 identity. It does not specify how (B) obtains a "comparable" number of parameters; here the queries and keys of the
-other heads are widened.
+other heads are widened, and their scores are scaled by 1 / sqrt(d) with d the channels of these keys.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..ops.broadcast_context import add_average
-from .description import record_description
+from .description import METADATA, record_description
 from .options import expect_choice, expect_flag
 from .protocol import BlockMechanism, BlockValues, MemoryScope, Place
 
@@ -111,17 +112,19 @@ class UniformHeadAttention(nn.Module):
         self.width = channels // heads
         self.learned = heads if kind == "extra_head" else heads - 1
         self.key_width = channels // self.learned // 2 * 2 if kind == "wide_head" else self.width
+        self.scale = self.key_width**-0.5
         self.qk = nn.Linear(channels, 2 * self.learned * self.key_width, bias=bias)
         self.v = nn.Linear(channels, (self.learned + 1) * self.width, bias=bias)
         self.proj = nn.Linear((self.learned + 1) * self.width, channels, bias=proj_bias)
         record_description(self)
+        self.register_load_state_dict_pre_hook(_fit_saved_scale)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise ValueError("a uniform head is the average of all tokens: it takes no mask")
         q, k = self.qk(x).unflatten(2, (2, self.learned, -1)).permute(2, 0, 3, 1, 4)
         v = self.v(x).unflatten(2, (self.learned + 1, -1)).transpose(1, 2)  # [B, heads, N, d]
-        attended = F.scaled_dot_product_attention(q, k, v[:, :-1], scale=self.width**-0.5)
+        attended = F.scaled_dot_product_attention(q, k, v[:, :-1], scale=self.scale)
         uniform = v[:, -1:].mean(2, keepdim=True).expand_as(v[:, -1:])
         return self.proj(torch.cat((attended, uniform), 1).transpose(1, 2).flatten(2))
 
@@ -129,13 +132,15 @@ class UniformHeadAttention(nn.Module):
     def take_over(self, qkv: nn.Linear, proj: nn.Linear) -> None:
         """Initialize from the weights of a trained attention. The uniform head replaces its last head.
 
-        Additional key channels are zero, so the scores do not change. The values of an extra head keep their random
-        initialization, and its columns of the output projection are zero.
+        Additional key channels are zero, and queries are multiplied by the ratio of the two scales, so the scores do
+        not change. The values of an extra head keep their random initialization, and its columns of the output
+        projection are zero.
         """
         old = qkv.weight.unflatten(0, (3, -1, self.width))  # [3, heads, d, C]
         new = self.qk.weight.unflatten(0, (2, self.learned, self.key_width))
         new[1] = 0
         new[:, :, : self.width] = old[:2, : self.learned]
+        new[0, :, : self.width] *= self.query_factor
         rows, columns = min(len(self.v.weight), len(old[2].flatten(0, 1))), proj.weight.shape[1]
         self.v.weight[:rows] = old[2].flatten(0, 1)[:rows]
         if qkv.bias is not None:
@@ -143,6 +148,7 @@ class UniformHeadAttention(nn.Module):
             new_bias = self.qk.bias.unflatten(0, (2, self.learned, self.key_width))
             new_bias.zero_()
             new_bias[:, :, : self.width] = old_bias[:2, : self.learned]
+            new_bias[0] *= self.query_factor
             self.v.bias.zero_()
             self.v.bias[:rows] = old_bias[2].flatten()[:rows]
         self.proj.weight.zero_()
@@ -150,8 +156,44 @@ class UniformHeadAttention(nn.Module):
         if proj.bias is not None:
             self.proj.bias.copy_(proj.bias)
 
+    @property
+    def query_factor(self) -> float:
+        """The factor of queries for scores scaled by 1 / sqrt(C / heads), which this layer scales by `scale`."""
+        return self.width**-0.5 / self.scale
+
     def describe(self) -> dict[str, str]:
-        return {"mechanism": "UniformHeadAttention", "kind": self.kind, "heads": str(self.learned)}
+        heads = {"kind": self.kind, "heads": str(self.learned)}
+        return {"mechanism": "UniformHeadAttention", **heads, "scale": "keys"}
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, learned={self.learned}"
+
+
+def fit_uniform_heads(
+    model: nn.Module, tensors: Mapping[str, Tensor], descriptions: Mapping[str, dict[str, str]]
+) -> dict[str, Tensor]:
+    """Returns weights that fit the scale of the scores in `model`.
+
+    Earlier versions scaled the scores of a wide head by 1 / sqrt(C / heads), and their files do not describe the scale.
+    The queries in such files are multiplied by the ratio of the scales.
+    """
+    fitted = dict(tensors)
+    for path, module in model.named_modules():
+        if isinstance(module, UniformHeadAttention):
+            fitted |= _fitted_queries(module, fitted, f"{path}.", descriptions.get(path, {}))
+    return fitted
+
+
+def _fitted_queries(
+    layer: UniformHeadAttention, tensors: Mapping[str, Tensor], prefix: str, saved: Mapping[str, str]
+) -> dict[str, Tensor]:
+    names = [name for name in (f"{prefix}qk.weight", f"{prefix}qk.bias") if name in tensors]
+    if not saved or "scale" in saved:
+        return {}
+    halves = {name: tensors[name].chunk(2) for name in names}
+    return {name: torch.cat((queries * layer.query_factor, keys)) for name, (queries, keys) in halves.items()}
+
+
+def _fit_saved_scale(layer: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
+    """Fits weights that `load_state_dict` loads, with the description in their metadata."""
+    state_dict.update(_fitted_queries(layer, state_dict, prefix, local_metadata.get(METADATA, {})))

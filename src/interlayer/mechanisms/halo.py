@@ -7,6 +7,9 @@ Paper: Scaling Local Self-Attention for Parameter Efficient Visual Backbones (Ha
 
 There is no output projection: the results of the heads are concatenated along the channels.
 
+With `downsampling="pooling"`, as in SASA, all pixels are queries and the result is averaged over stride x stride pixels
+(section 2.2). HaloNet's strided queries need a quarter of the operations for a stride of 2.
+
     x        [B, in_channels, H, W]
     result   [B, out_channels, ceil(H / stride), ceil(W / stride)]
 
@@ -27,6 +30,7 @@ from .description import record_description
 from .options import expect_choice, expect_flag, expect_whole
 
 Position = Literal["relative", "absolute", "none"]
+Downsampling = Literal["queries", "pooling"]
 
 
 class HaloAttention2d(nn.Module):
@@ -47,6 +51,8 @@ class HaloAttention2d(nn.Module):
         size: height and width of the map for which absolute encodings are learned. They are interpolated for other
             sizes. Only used if position="absolute".
         mask_padding: whether pixels outside the image are masked.
+        downsampling: how a stride above 1 is computed: by strided "queries", or by average "pooling" after the
+            attention of all pixels (SASA). Averages at the border are over the pixels of the map.
     """
 
     def __init__(
@@ -63,9 +69,11 @@ class HaloAttention2d(nn.Module):
         position: Position = "relative",
         size: tuple[int, int] | None = None,
         mask_padding: bool = True,
+        downsampling: Downsampling = "queries",
     ) -> None:
         super().__init__()
         expect_choice("position", position, ("relative", "absolute", "none"))
+        expect_choice("downsampling", downsampling, ("queries", "pooling"))
         expect_flag("centered", centered)
         for name, value in (("block", block), ("halo", halo), ("stride", stride), ("heads", heads)):
             expect_whole(name, value)
@@ -90,6 +98,7 @@ class HaloAttention2d(nn.Module):
         self.centered = centered
         self.mask_padding = mask_padding
         self.position = position
+        self.downsampling = downsampling
         self.query = nn.Conv2d(in_channels, qk_channels, 1, bias=False)
         self.key = nn.Conv2d(in_channels, qk_channels, 1, bias=False)
         self.value = nn.Conv2d(in_channels, out_channels, 1, bias=False)
@@ -114,8 +123,9 @@ class HaloAttention2d(nn.Module):
         if self.abs_rows is not None and self.abs_cols is not None:
             rows, cols = (resized_table(t, n) for t, n in ((self.abs_rows, x.shape[2]), (self.abs_cols, x.shape[3])))
             x = x + (rows[:, :, None] + cols[:, None, :]).to(x.dtype)
-        sampled = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
-        return ops.halo_attention(
+        stride = self.stride if self.downsampling == "queries" else 1  # of the queries
+        sampled = x if stride == 1 else x[:, :, ::stride, ::stride]
+        result = ops.halo_attention(
             self.query(sampled),
             self.key(x),
             self.value(x),
@@ -124,10 +134,11 @@ class HaloAttention2d(nn.Module):
             heads=self.heads,
             block=self.block,
             halo=self.halo,
-            stride=self.stride,
+            stride=stride,
             centered=self.centered,
             mask_padding=self.mask_padding,
         )
+        return result if stride == self.stride else F.avg_pool2d(result, self.stride, ceil_mode=True)
 
     @torch.no_grad()
     def resize(self, block: int, halo: int) -> None:
@@ -148,7 +159,7 @@ class HaloAttention2d(nn.Module):
 
     def describe(self) -> dict[str, str]:
         """Returns the properties that the tensors do not determine: tables depend only on the sum b + 2h."""
-        names = ("heads", "block", "halo", "stride", "centered", "mask_padding")
+        names = ("heads", "block", "halo", "stride", "centered", "mask_padding", "downsampling")
         return {"mechanism": "HaloAttention2d"} | {name: str(getattr(self, name)) for name in names}
 
     def extra_repr(self) -> str:

@@ -73,6 +73,8 @@ class LayerAttention(BlockMechanism):
         value_conv: False for V = x (Table 4 c).
         norm_layer: the norm of the "cnn" style.
         drop_path: probability that a sample skips the attention during training.
+        shared_drop_path: whether samples skip the attention where the block dropped its residual branch, with
+            probability `drop_path`, instead of a draw of their own (appendices B.1.1 and B.4).
         add_prefix: whether the normalized prefix tokens of a transformer are added to the prefix tokens. Default: set
             by the reading.
         reading: "paper", or "published" for what the authors' program computes.
@@ -92,6 +94,7 @@ class LayerAttention(BlockMechanism):
         value_conv: bool = True,
         norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d,
         drop_path: float = 0.0,
+        shared_drop_path: bool = False,
         add_prefix: bool | None = None,
         reading: Reading = "paper",
         init: Init = "paper",
@@ -129,6 +132,7 @@ class LayerAttention(BlockMechanism):
         self.norm_in = nn.LayerNorm(channels, eps=1e-6) if style == "transformer" else None
         self.norm = norm_layer(channels) if style == "cnn" else None
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.reads_branch_factor = shared_drop_path and drop_path > 0
         self.scores = nn.Identity()  # receives the attention weights, [B, heads, t], for forward hooks
 
         record_description(self)
@@ -147,11 +151,16 @@ class LayerAttention(BlockMechanism):
             shortcut, _ = layout.to_map(shortcut, grid)
         else:
             shortcut = None
-        feature_map, memory, prefix = self(feature_map, memory, shortcut, prefix)
+        feature_map, memory, prefix = self(feature_map, memory, shortcut, prefix, values.branch_factor)
         return layout.from_map(feature_map, prefix), memory
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, memory: Any = None, shortcut: Tensor | None = None, prefix: Tensor | None = None
+        self,
+        x: Tensor,
+        memory: Any = None,
+        shortcut: Tensor | None = None,
+        prefix: Tensor | None = None,
+        branch_factor: Tensor | None = None,
     ) -> tuple[Tensor, Any, Tensor | None]:
         """
         Args:
@@ -159,6 +168,7 @@ class LayerAttention(BlockMechanism):
             memory: the memory of the previous layer, or None in the first layer of a stage.
             shortcut: the shortcut of the block, used if `reads_shortcut` is set.
             prefix: the prefix tokens of a transformer, [B, P, C], which are changed if `add_prefix` is set.
+            branch_factor: the factor of each sample's residual branch, [B], used if `shared_drop_path` is set.
 
         Returns:
             x', the memory for the next layer, and the prefix tokens.
@@ -168,7 +178,7 @@ class LayerAttention(BlockMechanism):
         output, memory = self.attend(_layer_norm(self.norm_in, x), memory, shortcut)
         if self.norm is not None:
             output = self.norm(output)
-        mask = self._drop_path_mask(x)
+        mask = branch_factor if self.reads_branch_factor else self._drop_path_mask(x)
         if prefix is not None and self.add_prefix and self.norm_in is not None:
             prefix = _masked_sum(prefix, self.norm_in(prefix), mask)
         return _masked_sum(x, self.activate(output), mask), memory, prefix
@@ -376,7 +386,7 @@ def _masked_sum(x: Tensor, output: Tensor, mask: Tensor | None) -> Tensor:
     """Returns x + mask * output, or x + output if there is no mask."""
     if mask is None:
         return x + output
-    return torch.addcmul(x, output.to(x.dtype), mask.reshape(-1, *(1,) * (x.dim() - 1)))
+    return torch.addcmul(x, output.to(x.dtype), mask.to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1)))
 
 
 def _layer_norm(norm: nn.Module | None, x: Tensor) -> Tensor:

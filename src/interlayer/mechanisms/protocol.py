@@ -65,6 +65,8 @@ class BlockValues:
         projected: the branch after the 1x1 convolution of `branch_projection`, if a mechanism has one.
         layout: converts outputs to feature maps, if a mechanism sets `reads_map`.
         grid: height and width of the grid of tokens, or None if the output is a feature map.
+        branch_factor: the factor of each sample's last residual branch that the block's stochastic depth drew, [B]: 0,
+            or 1 / (1 - rate). It is set if a mechanism sets `reads_branch_factor`, and None if the block drew none.
     """
 
     input: Tensor
@@ -73,6 +75,7 @@ class BlockValues:
     projected: Tensor | None = None
     layout: MapLayout | None = None
     grid: tuple[int, int] | None = None
+    branch_factor: Tensor | None = None
 
 
 class BlockMechanism(nn.Module):
@@ -86,12 +89,14 @@ class BlockMechanism(nn.Module):
             and "none" does not pass it on.
         reads_shortcut: whether `leave` reads the shortcut of the block, after its projection if it has one.
         reads_map: whether `leave` reads the output as a feature map, which requires the grid of the tokens.
+        reads_branch_factor: whether `leave` reads which samples the stochastic depth of the block dropped.
         switched_off: whether blocks leave the mechanism out. Set by `interlayer.switched_off`.
     """
 
     memory_scope: MemoryScope = "stage"
     reads_shortcut: bool = False
     reads_map: ClassVar[bool] = False
+    reads_branch_factor: bool = False
     switched_off: bool = False
 
     def enter(self, x: Tensor, memory: Any, place: Place) -> tuple[Tensor, Any]:

@@ -6,6 +6,7 @@ All names of models in recipes and on the command line are resolved here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,8 @@ def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
 
     >>> split_name("deit_small_patch16_224+cb:scaled=true,blocks=all+mrla_light")
     ('deit_small_patch16_224', [('cb', {'scaled': True, 'blocks': 'all'}), ('mrla_light', {})])
+    >>> split_name("deit_small_patch16_224+cb:spare_pyramid=[3,5,7,11],blocks=all")
+    ('deit_small_patch16_224', [('cb', {'spare_pyramid': [3, 5, 7, 11], 'blocks': 'all'})])
     """
     if is_stored(name) and Path(name.partition(":")[2]).is_dir():  # the name of a folder may contain a +
         return name, []
@@ -51,7 +54,7 @@ def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     mechanisms = []
     for attachment in attachments:
         mechanism, colon, text = attachment.partition(":")
-        pairs = [entry.partition("=") for entry in text.split(",") if entry]
+        pairs = [entry.partition("=") for entry in re.split(r",+(?=\w+=|$)", text) if entry]  # a list has commas too
         if not mechanism or (colon and not pairs) or not all(key and equals for key, equals, _ in pairs):
             raise ModelError(f"expected NAME+MECHANISM, or NAME+MECHANISM:KEY=VALUE,KEY=VALUE, got {name!r}")
         mechanisms.append((mechanism, {key: parse_value(value) for key, _, value in pairs}))

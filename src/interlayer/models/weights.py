@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import hosts
-from ..mechanisms import fit_flags, fit_halo_tables, fitted_gates
+from ..mechanisms import fit_flags, fit_halo_tables, fit_uniform_heads, fitted_gates
 from .checkpoints import CheckpointError, check_description, named_tensors, read_checkpoint, unwrap
 from .origin import Origin, taken_over
 from .positions import fit_positions
@@ -91,7 +91,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     state_dict, descriptions = read_checkpoint(path)
     check_description(descriptions, model)
-    tensors = unwrap(state_dict)
+    tensors = fit_uniform_heads(model, unwrap(state_dict), descriptions)
     fit_flags(model, tensors)
     with fitted_gates(model, tensors):
         match_tensors(tensors, model.state_dict()).check("the checkpoint does not fit the model")
@@ -135,7 +135,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     state_dict, descriptions = read_checkpoint(path)
     tensors, descriptions = fit_halo_tables(network, unwrap(state_dict), descriptions)
     check_description(descriptions, network)
-    narrow = fit_positions(network, tensors)
+    narrow = fit_positions(network, fit_uniform_heads(network, tensors, descriptions))
     tensors = hosts.as_wide_as(network, narrow)
     fit_flags(network, tensors)
     with fitted_gates(network, tensors):

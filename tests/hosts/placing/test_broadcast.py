@@ -8,6 +8,7 @@ import torch
 
 import interlayer
 from interlayer.mechanisms import ContextBroadcast, UniformHeadAttention
+from interlayer.models.weights import start_from
 
 VIT = {"img_size": 32, "patch_size": 8, "depth": 4, "num_classes": 5}
 
@@ -88,6 +89,31 @@ def test_a_pyramid_can_be_spared():
     assert "layers.0.blocks.0.mlp" in places(model)
 
 
+@pytest.mark.parametrize(
+    ("depth", "given", "expected"),
+    [(12, True, [3, 5, 7, 11]), (24, True, [7, 11, 15, 23]), (12, (2, 5, 11), [2, 5, 11]), (12, [0], [0])],
+)
+def test_a_plain_transformer_spares_every_block_that_the_pyramid_reads(depth, given, expected):
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", **{**VIT, "depth": depth})
+    interlayer.attach(model, "cb", blocks="all", spare_pyramid=given)
+    spared = [number for number in range(depth) if f"blocks.{number}.mlp" not in places(model)]
+    assert spared == expected
+
+
+@pytest.mark.parametrize("given", [3, "3", [], [3.0], [True]])
+def test_a_pyramid_is_given_by_the_numbers_of_blocks(given):
+    with pytest.raises(ValueError, match="spare_pyramid must be true, false or the numbers of blocks such as"):
+        interlayer.attach(vit(), "cb", spare_pyramid=given)
+
+
+def test_a_block_that_does_not_exist_cannot_be_spared():
+    with pytest.raises(interlayer.AttachError, match=r"has the blocks 0 to 3, got spare_pyramid=\[2, 4\]"):
+        interlayer.attach(vit(), "cb", spare_pyramid=[2, 4])
+    with pytest.raises(interlayer.AttachError, match=r"no blocks left .* spare_pyramid leaves out \[2, 3\]"):
+        interlayer.attach(vit(), "cb", spare_pyramid=[2, 3])
+
+
 def test_it_composes_with_layer_attention_in_both_orders(tmp_path):
     models = []
     for order in (("cb", "mrla_light"), ("mrla_light", "cb")):
@@ -156,6 +182,46 @@ def test_a_uniform_head(where):
     assert all(p.grad is not None for p in layers[-1].parameters())
     image = torch.randn(1, 3, 32, 32)
     torch.testing.assert_close(interlayer.detach(model)(image), plain(image))
+
+
+def test_a_wide_head_scales_scores_by_the_channels_of_its_keys():
+    """Trained from scratch, q · k of 96 channels is divided by sqrt(96), not by the sqrt(64) of the heads replaced."""
+    layer = UniformHeadAttention(192, 3, "wide_head")
+    x = torch.randn(2, 5, 192)
+    q, k = layer.qk(x).reshape(2, 5, 2, 2, 96).permute(2, 0, 3, 1, 4)
+    v = layer.v(x).reshape(2, 5, 3, 64).transpose(1, 2)
+    heads = [torch.softmax(q[:, h] @ k[:, h].transpose(1, 2) / 96**0.5, -1) @ v[:, h] for h in range(2)]
+    heads.append(v[:, 2].mean(1, keepdim=True).expand(-1, 5, -1))
+    torch.testing.assert_close(layer(x), layer.proj(torch.cat(heads, -1)))
+
+
+def test_a_wide_head_of_an_earlier_file_computes_what_it_computed(tmp_path, monkeypatch):
+    """Earlier versions divided by sqrt(64), and their files do not describe the scale."""
+    model = interlayer.attach(vit(), "cb", where="wide_head").eval()
+    for layer in (earlier := [m for m in model.modules() if isinstance(m, UniformHeadAttention)]):
+        layer.scale = 64**-0.5
+    image = torch.randn(1, 3, 32, 32)
+    expected = model(image)
+    with monkeypatch.context() as patch:
+        describe = UniformHeadAttention.describe
+        patch.setattr(
+            UniformHeadAttention, "describe", lambda self: {k: v for k, v in describe(self).items() if k != "scale"}
+        )
+        interlayer.save_weights(model, tmp_path / "earlier.safetensors")
+        state_dict = model.state_dict()
+    assert earlier
+    for load in (
+        lambda other: interlayer.load_weights(other, tmp_path / "earlier.safetensors"),
+        lambda other: start_from(other, tmp_path / "earlier.safetensors"),
+        lambda other: other.load_state_dict(state_dict),
+    ):
+        other = interlayer.attach(vit(), "cb", where="wide_head").eval()
+        load(other)
+        torch.testing.assert_close(other(image), expected)
+    interlayer.save_weights(other, tmp_path / "now.safetensors")
+    again = interlayer.attach(vit(), "cb", where="wide_head").eval()
+    interlayer.load_weights(again, tmp_path / "now.safetensors")
+    torch.testing.assert_close(again(image), expected)
 
 
 def test_uniform_heads_are_refused_where_they_do_not_fit():

@@ -26,6 +26,18 @@ def test_the_detection_backbone_replaces_the_last_three():
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
 
 
+def test_strided_layers_can_pool_as_in_sasa():
+    model = timm.create_model("resnet26", num_classes=5, zero_init_last=False).eval()
+    interlayer.attach(model, "halo", stages=(3, 4), block=4, centered=True, downsampling="pooling", image_size=64)
+    layers = [m for m in model.modules() if isinstance(m, HaloAttention2d)]
+    assert [(layer.stride, layer.downsampling) for layer in layers] == [(s, "pooling") for s in (2, 1, 2, 1)]
+    image = torch.randn(1, 3, 72, 56)  # odd maps in between
+    pooled = model(image)
+    for layer in layers:
+        layer.downsampling = "queries"
+    assert not torch.allclose(model(image), pooled)
+
+
 @pytest.mark.parametrize(("stages", "expected"), [(None, 8), ((4,), 2), ((2, 3), 4)])
 def test_by_stage(stages, expected):
     model = make(stages=stages) if stages else make()

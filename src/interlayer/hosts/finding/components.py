@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...mechanisms.protocol import BlockValues
 from ..extending import original_class
+from ..stochastic_depth import recording
 
 Gate = Callable[[Tensor, list[Tensor]], Tensor]
 PLAIN_CONVOLUTIONS = (nn.Conv2d, Conv2dSame)
@@ -227,13 +228,16 @@ def _run_resnet_block(
         raw, activation = block.conv2(inner[-1]), block.act2
     norm = last_norm(block)
     shortcut = x if block.downsample is None else block.downsample(x)
-    after = [module for module in (block.se, block.drop_path) if module is not None]
+    factors: list[Tensor] = []
+    dropping = None if block.drop_path is None else recording(block.drop_path, factors)
+    after = [module for module in (block.se, dropping) if module is not None]
     ends_plainly = gate is None and not after and isinstance(activation, nn.ReLU)
     if weight is not None and ends_plainly and norm_unsupported_reason(norm) is None:
         output, projected = _end_of_block(raw, norm, weight, shortcut, relu=True)
         return BlockValues(x, output, shortcut, projected)
     y = _gated(norm(raw), inner, gate, after)
-    return BlockValues(x, activation(y + shortcut), shortcut, projection(y, weight))
+    factor = factors[0] if factors else None
+    return BlockValues(x, activation(y + shortcut), shortcut, projection(y, weight), branch_factor=factor)
 
 
 def _run_inverted_residual(
@@ -245,12 +249,15 @@ def _run_inverted_residual(
         raw = module(raw)
     raw = plus(raw, addition)
     shortcut = x if block.has_skip else None
-    after = [] if isinstance(block.drop_path, nn.Identity) or not block.has_skip else [block.drop_path]
+    factors: list[Tensor] = []
+    drops = block.has_skip and not isinstance(block.drop_path, nn.Identity)
+    after = [recording(block.drop_path, factors)] if drops else []
     if weight is not None and gate is None and not after and norm_unsupported_reason(norm) is None:
         output, projected = _end_of_block(raw, norm, weight, shortcut, relu=False)
         return BlockValues(x, output, shortcut, projected)
     y = _gated(norm(raw), [], gate, after)
-    return BlockValues(x, plus(y, shortcut), shortcut, projection(y, weight))
+    factor = factors[0] if factors else None
+    return BlockValues(x, plus(y, shortcut), shortcut, projection(y, weight), branch_factor=factor)
 
 
 def norm_unsupported_reason(norm: nn.Module) -> str | None:
@@ -296,12 +303,12 @@ def projection(y: Tensor, weight: Tensor | None) -> Tensor | None:
     return None if weight is None else nn.functional.conv2d(y, weight)
 
 
-def _gated(y: Tensor, inner: list[Tensor], gate: Gate | None, after: list[nn.Module]) -> Tensor:
-    """Apply the gate and the modules after it to the normalized branch."""
+def _gated(y: Tensor, inner: list[Tensor], gate: Gate | None, after: list[Callable[[Tensor], Tensor]]) -> Tensor:
+    """Apply the gate, and the functions after it, to the normalized branch."""
     if gate is not None:
         y = gate(y, inner)
-    for module in after:
-        y = module(y)
+    for function in after:
+        y = function(y)
     return y
 
 

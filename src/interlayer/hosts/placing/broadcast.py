@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 from timm.models.vision_transformer import Attention
 from torch import nn
 
 from ...mechanisms.broadcast import ContextBroadcast, UniformHead, UniformHeadAttention
-from ...mechanisms.options import expect_flag, one_of, option
+from ...mechanisms.options import OptionError, expect_flag, one_of, option
 from ...mechanisms.protocol import Place
 from ..block import AttachedBlock, add_entry, entry_of, remove_entries
 from ..carried import Grid, release_from
@@ -26,6 +28,12 @@ COMPONENTS = {  # components of a block, by their names in timm's transformers a
     "middle": ("mlp.act", "mlp_channels.act"),
     "attention": ("attn", "attention"),
 }
+
+
+def _expect_pyramid(name: str, value: Any) -> None:
+    numbers = isinstance(value, Sequence) and not isinstance(value, str)
+    if not isinstance(value, bool) and not (numbers and value and all(type(number) is int for number in value)):
+        raise OptionError(f"{name} must be true, false or the numbers of blocks such as [3, 5, 7, 11], got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +53,12 @@ class ContextBroadcastOptions:
     scaled: bool = option(
         False, "CB_S: the average is scaled by one learnable factor per channel, initialized to zero", check=expect_flag
     )
-    spare_pyramid: bool = option(
+    spare_pyramid: bool | Sequence[int] = option(
         False,
-        "skip the last block of every stage, which the feature pyramid of a detector reads (section 4.4)",
-        check=expect_flag,
+        "skip the blocks that the feature pyramid of a detector reads (section 4.4): their numbers, from 0, such as "
+        "[3, 5, 7, 11], or True for the last block of every stage, and in a network of one stage for the blocks at "
+        "one third, one half, two thirds and the end of its depth",
+        check=_expect_pyramid,
     )
     tokens: Tokens = option(
         "both", 'the tokens of Hugging Face\'s ViLT: "image", "text" or "both" (section 4.7), without padding',
@@ -71,27 +81,49 @@ def place_context_broadcast(
     if options.tokens != "both":
         raise AttachError(f"{name} has image tokens alone: tokens={options.tokens!r} is for ViLT")
     chains = find_chains(model, image_size)
-    found = [(block, number == len(chain) - 1) for chain in chains for number, block in enumerate(chain)]
+    found = [block for chain in chains for block in chain]
     if not found:
         raise AttachError(f"{name} has no blocks: context broadcasting is for transformers and mixers")
-    chosen = found if options.blocks == "all" else found[len(found) // 2 :]
-    chosen = [entry for entry in chosen if not (spare_pyramid and entry[1])]
+    spared = _spared([len(chain) for chain in chains], spare_pyramid, name)
+    first = 0 if options.blocks == "all" else len(found) // 2
+    chosen = [block for number, block in enumerate(found) if number >= first and number not in spared]
     if not chosen:
-        raise AttachError(f"{name} has no blocks left for context broadcasting: each of them is the last of a stage")
+        raise AttachError(
+            f"{name} has no blocks left for context broadcasting: spare_pyramid leaves out {sorted(spared)}"
+        )
     if where in HEADS:
         if scaled:
             raise AttachError(f"where={where!r} is a head of the attention, which has no scaled form")
-        _place_heads(model, [block for block, _ in chosen], where, name)  # type: ignore[arg-type]
+        _place_heads(model, chosen, where, name)  # type: ignore[arg-type]
         return
     places = ["attention", "end"] if where == "both" else [where]
-    components = [(component_of(block, place, name), place) for block, _ in chosen for place in places]
+    components = [(component_of(block, place, name), place) for block in chosen for place in places]
     widths = token_widths(model, components, name, image_size)
     for number, (component, place) in enumerate(components):
         broadcast = ContextBroadcast(widths[component], scaled=scaled)
         broadcast.before = place == "front"
         match(broadcast, model)
         add_entry(component, KEY, broadcast, Place(0, number, len(components)))
-    release_from(model, [block.name for block, _ in chosen])
+    release_from(model, [block.name for block in chosen])
+
+
+def _spared(depths: Sequence[int], spare_pyramid: bool | Sequence[int], name: str) -> set[int]:
+    """Returns the numbers of the blocks that a feature pyramid reads, counted from 0 through all stages.
+
+    The paper follows the protocols of Swin, with a pyramid of the last map of each stage, and of XCiT, with a pyramid
+    of the blocks 3, 5, 7 and 11 of 12, or 7, 11, 15 and 23 of 24.
+    """
+    total = sum(depths)
+    if not isinstance(spare_pyramid, bool):
+        outside = [number for number in spare_pyramid if not 0 <= number < total]
+        if outside:
+            raise AttachError(f"{name} has the blocks 0 to {total - 1}, got spare_pyramid={list(spare_pyramid)}")
+        return set(spare_pyramid)
+    if not spare_pyramid:
+        return set()
+    if len(depths) > 1:
+        return {end - 1 for end in accumulate(depths)}
+    return {max(end, 1) - 1 for end in (total // 3, total // 2, 2 * total // 3, total)}
 
 
 def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: str) -> None:

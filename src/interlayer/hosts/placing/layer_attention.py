@@ -27,6 +27,7 @@ from ..finding.blocks import Stages, find_stages
 from ..finding.calls import Call
 from ..finding.probe import AttachError
 from ..finding.stages import Stage
+from ..stochastic_depth import drop_path_rate, returns_factors
 from .blocks import place_in_stage
 
 KEY = "mrla"  # name of the submodule in a block, and prefix of its parameters
@@ -36,8 +37,8 @@ PLACING = ("channels_per_head", "drop_path", "stages", "blocks")  # options that
 
 def _expect_drop_path(name: str, value: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value != "backbone" and not (number and 0 <= value < 1):
-        raise OptionError(f"drop_path must be a probability below 1 or 'backbone', got {value!r}")
+    if value not in ("backbone", "backbone_rate") and not (number and 0 <= value < 1):
+        raise OptionError(f"drop_path must be a probability below 1, 'backbone' or 'backbone_rate', got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,11 @@ class LayerAttentionOptions:
         None, "must divide the channels of every stage", check=expect_whole,
         shown="32 (CNN), 8 (MBConv), 16 (transformer), or the largest smaller divisor of the channels",
     )  # fmt: skip
-    drop_path: float | Literal["backbone"] = option(
-        0.0,
-        'stochastic depth rate of the attention; "backbone" uses the rate of each block',
+    drop_path: float | Literal["backbone", "backbone_rate"] = option(
+        "backbone",
+        'stochastic depth of the attention: "backbone" drops it for the samples whose last residual branch the block '
+        'drops (appendices B.1.1 and B.4), "backbone_rate" at the rate of the block with a draw of its own, and a '
+        "number at that rate",
         check=_expect_drop_path,
     )
     init: Init = option("paper", '"identity" preserves the function of the network', check=one_of("paper", "identity"))
@@ -142,12 +145,14 @@ def place_layer_attention(
         per_head = _default_channels_per_head(stage, style) if channels_per_head is None else channels_per_head
         made = []
         for index, block in enumerate(chosen):
+            rate = drop_path_rate(block.module) if isinstance(options.drop_path, str) else options.drop_path
             attention = make(
                 stage.channels,
                 style=style,
                 channels_per_head=per_head,
                 norm_layer=norm_layer,
-                drop_path=_drop_path_of(block.module) if options.drop_path == "backbone" else options.drop_path,
+                drop_path=rate,
+                shared_drop_path=options.drop_path == "backbone" and returns_factors(block.module),
                 **values_of(options, without=PLACING),
             )
             attention.layer = index
@@ -183,8 +188,3 @@ def _norm_layer_for(model: nn.Module) -> Callable[[int], nn.Module]:
     if norms and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in norms):
         return partial(LayerNorm2d, eps=1e-6)
     return nn.BatchNorm2d
-
-
-def _drop_path_of(block: nn.Module) -> float:
-    layers: list[Any] = [m for m in block.modules() if type(m).__name__.endswith("DropPath")]  # timm, transformers
-    return max((float(getattr(layer, "drop_prob", None) or 0.0) for layer in layers), default=0.0)

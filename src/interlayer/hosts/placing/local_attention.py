@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ...mechanisms.halo import HaloAttention2d, Position
+from ...mechanisms.halo import Downsampling, HaloAttention2d, Position
 from ...mechanisms.options import expect_flag, expect_whole, one_of, option
 from ..carried import Grid
 from ..finding.calls import record_calls
@@ -37,6 +37,11 @@ class LocalAttentionOptions:
         check=one_of("relative", "absolute", "none"),
     )
     centered: bool = option(False, "use the windows of SASA, the 2h + 1 pixels around each query", check=expect_flag)
+    downsampling: Downsampling = option(
+        "queries",
+        'in strided layers: strided "queries", or average "pooling" after the attention, as in SASA (section 2.2)',
+        check=one_of("queries", "pooling"),
+    )
 
 
 def place_local_attention(
@@ -92,7 +97,7 @@ def _attention(path: str, conv: nn.Conv2d, size: tuple[int, int], options: Local
         raise AttachError(f"expected a block divisible by the stride {stride} of {path}, got {options.block}")
     return HaloAttention2d(
         conv.in_channels, conv.out_channels, heads=heads, block=options.block, halo=options.halo, stride=stride,
-        centered=options.centered, position=options.position, size=size,
+        centered=options.centered, position=options.position, size=size, downsampling=options.downsampling,
     )  # fmt: skip
 
 

@@ -11,10 +11,17 @@ Vaswani et al., "Scaling Local Self-Attention for Parameter Efficient Visual Bac
     head      conv1x1 to d_f, BN, SiLU if there is a d_f; global average pool, linear
 
 The shortcut is the identity, or a 1x1 convolution with the stride of the block and BN if the shape changes.
-Convolutions have no bias. Stages in `conv_stages` have a 3x3 convolution instead of attention (Table 4).
+Convolutions have no bias. Stages in `conv_stages` have a 3x3 convolution instead of attention (Table 4). Squeeze-and-
+excitation follows the activation after the spatial operation and reduces the channels by 8 (section 4.2.1, appendix
+C.4).
+
+The backbones of the detectors (section 4.6, Table 5) are ResNet-50 and -101 of these blocks, with attention in the
+three blocks of the last stage and squeeze-and-excitation after every convolution.
 
 Deviations: the "third stage from 4 to 3" blocks in the text must mean the second stage. The printed 12.3M parameters of
-H3 correspond to d_f = 1280; with the printed d_f = 1024 it has 11.8M.
+H3 correspond to d_f = 1280; with the printed d_f = 1024 it has 11.8M. The hybrid of H7 with convolutions in stages 1 to
+3 has 54.5M parameters, not the "about 67 million" of Table 4; with 38 blocks in the third stage instead of 26 it has
+67.4M.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ import torch
 from timm.layers import DropPath, SqueezeExcite, get_act_layer
 from torch import Tensor, nn
 
-from ...mechanisms.halo import HaloAttention2d
+from ...mechanisms.halo import Downsampling, HaloAttention2d, Position
 from ..config import default_config, register_network
 from .classifier import StagedClassifier
 
@@ -101,6 +108,7 @@ class HaloNet(StagedClassifier):
         act_layer: name of the activation, as in timm.
         se: whether every block has squeeze-and-excitation; "conv" for only those with a convolution.
         centered: whether to use the centered windows of SASA instead of blocks.
+        downsampling: "queries", or "pooling" after the attention, as in SASA.
         position: "relative", "absolute" or "none".
         img_size: image size for which absolute positions are learned.
         num_classes: number of classes; 0 for no classifier.
@@ -127,7 +135,8 @@ class HaloNet(StagedClassifier):
         act_layer: str = "silu",
         se: bool | Literal["conv"] = False,
         centered: bool = False,
-        position: Literal["relative", "absolute", "none"] = "relative",
+        downsampling: Downsampling = "queries",
+        position: Position = "relative",
         img_size: int = 256,
         num_classes: int = 1000,
         in_chans: int = 3,
@@ -183,6 +192,7 @@ class HaloNet(StagedClassifier):
                     halo=halo,
                     stride=stride,
                     centered=centered,
+                    downsampling=downsampling,
                     position=position,
                     size=(size * stride, size * stride),
                 )
@@ -243,8 +253,22 @@ MODELS: dict[str, dict[str, Any]] = {
     "halo_h5": _family(14, 2, 2.5, 2.0, 23, 448, 1536),
     "halo_h6": _family(8, 4, 3.0, 2.75, 24, 512, 1536),
     "halo_h7": _family(10, 3, 4.0, 3.5, 26, 600, 2048),
-    # appendix C.1: the layers and widths of ResNet-50, 16 channels per head
-    "halo_50": {"depths": (3, 4, 6, 3), "r_b": 4.0, "heads": (4, 8, 16, 32), "act_layer": "relu", "img_size": 256},
+}
+# Table 4: H7 with convolutions in the first stages. The third stage of C123 is longer, which gives the printed 67M.
+MODELS |= {
+    "halo_h7_c1": {**MODELS["halo_h7"], "conv_stages": (1,), "se": "conv"},
+    "halo_h7_c12": {**MODELS["halo_h7"], "conv_stages": (1, 2), "se": "conv"},
+    "halo_h7_c123": {**MODELS["halo_h7"], "conv_stages": (1, 2, 3), "se": "conv", "depths": (3, 3, 38, 3)},
+}
+# Appendix C.1: the layers and widths of ResNet-50, 16 channels per head
+_RESNET50: dict[str, Any] = {"depths": (3, 4, 6, 3), "r_b": 4.0, "heads": (4, 8, 16, 32), "act_layer": "relu"}
+# Table 5: the backbones of the detectors, pretrained at 512 pixels
+_DETECTION = {**_RESNET50, "conv_stages": (1, 2, 3), "se": "conv", "img_size": 512}
+MODELS |= {
+    "halo_50": {**_RESNET50, "img_size": 256},
+    "halo_resnet50_b8": {**_DETECTION, "block": 8, "halo": 3},
+    "halo_resnet50_b32": {**_DETECTION, "block": 32, "halo": 3},
+    "halo_resnet101_b8": {**_DETECTION, "block": 8, "halo": 3, "depths": (3, 4, 23, 3)},
 }
 # appendix E: H4 with twice the width, for ImageNet-21k
 _BASE128 = {"depths": (3, 4, 12, 3), "block": 8, "halo": 2, "r_b": 4.0, "r_w": 2.0, "img_size": 256}
