@@ -34,6 +34,19 @@ def evaluate(
         str | None,
         typer.Option(help="train, validation or test. By default the first that exists: test, validation, train."),
     ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Right labels of ImageNet's validation images: real for those of ImageNet-ReaL, or a JSON file."
+        ),
+    ] = None,
+    restrict: Annotated[
+        bool | None,
+        typer.Option(
+            "--restrict/--no-restrict",
+            help="Restrict predictions to the classes that have a folder. By default only for ImageNet-A and -R.",
+        ),
+    ] = None,
     weights: OtherWeights = None,
     skip_bad: SkipBad = False,
     as_json: AsJson = False,
@@ -46,7 +59,12 @@ def evaluate(
 
     Example: `interlayer evaluate runs/20250101-120000-resnet50 --data /data/imagenet`
 
+    The folders of ImageNet-V2, ImageNet-A and ImageNet-R are evaluated as they are. With --labels real, the validation
+    images of ImageNet are ImageNet-ReaL.
+
     Example: `interlayer evaluate resnet50+mrla_light weights=resnet50.safetensors --data /data/imagenet/val`
+
+    Example: `interlayer evaluate resnet50 pretrained=true --data /data/imagenet/val --labels real`
     """
     from rich.console import Console
 
@@ -60,7 +78,9 @@ def evaluate(
     skipping = ["on_bad_image=skip"] if skip_bad else []
     loaded = load_network(network, [*(overrides or []), *skipping], weights=weights)
     with showing() as show:
-        scores = evaluate_network(loaded, data, split=split, skip_option="--skip-bad", show=show)
+        scores = evaluate_network(
+            loaded, data, split=split, labels=labels, restrict=restrict, skip_option="--skip-bad", show=show
+        )
     if as_json:
         typer.echo(json.dumps(scores, indent=2))
         return

@@ -204,6 +204,26 @@ def test_a_model_without_a_run_evaluates_and_predicts(pictures, tmp_path):
     assert "has no trained weights: give weights=FILE" in fails(*arguments)
 
 
+def test_evaluate_reads_the_test_sets_of_imagenet(pictures, tmp_path):
+    """ImageNet-ReaL by --labels, some of the classes by --restrict, and ImageNet-V2 by the numbers of its folders."""
+    weights = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(timm.create_model("test_resnet").state_dict(), weights)
+    model = ("evaluate", "test_resnet", f"weights={weights}", "image_size=32", "device=cpu", "workers=0")
+    for folder in ("v2/0", "v2/10", "wrong/1000"):
+        shutil.copytree(pictures, tmp_path / folder)
+    (tmp_path / "val").mkdir()
+    for number in (1, 2, 3):
+        shutil.copy(pictures / "0.png", tmp_path / "val" / f"ILSVRC2012_val_{number:08d}.JPEG")
+    real = run(*model, "--data", tmp_path / "val", "--labels", "real", "--json")
+    assert json.loads(real.stdout)["images"] == 2
+    assert "1 of 3 images have no right label and are left out" in real.stderr
+    restricted = run(*model, "--data", tmp_path / "v2", "--restrict")
+    assert "predictions among 2 of 1,000 classes" in " ".join(restricted.stdout.split())
+    assert "2 of the 1,000 classes have a folder" in restricted.stderr
+    assert "predictions are restricted to them" in restricted.stderr
+    assert "1000 is no class number of ImageNet-1k" in fails(*model, "--data", tmp_path / "wrong")
+
+
 def test_recipes_are_listed_and_shown():
     listed = run("recipes")
     assert all(name in listed.stdout for name in list_recipes())

@@ -63,6 +63,17 @@ def test_a_task_that_cannot_mix_says_so(small):
         Unmixable(dataclasses.asdict(small()), ["a"]).mixable(torch.zeros(1))
 
 
+def test_a_task_without_classes_says_so(small):
+    class Unrestricted(TASKS["classification"]):
+        name = "unrestricted"
+
+        def restricted_to(self, labels):
+            return super(TASKS["classification"], self).restricted_to(labels)
+
+    with pytest.raises(TaskError, match="task=unrestricted predicts no classes that could be restricted"):
+        Unrestricted(dataclasses.asdict(small()), ["a"]).restricted_to([0])
+
+
 def test_a_metric_is_printed_and_compared_as_it_says():
     accuracy, error = Metric("accuracy", percent=True), Metric("error", higher_is_better=False)
     assert (accuracy.format(0.84031), accuracy.format(0.84031, short=True)) == ("84.03%", "84.0%")

@@ -38,7 +38,7 @@ def test_the_resolved_recipe_reads_back_the_same(name, tmp_path):
 def test_every_training_setting_of_the_papers_is_there():
     expected = {"mrla_resnet", "mrla_efficientnet", "mrla_deit", "rla_cifar", "rla_resnet", "rla_mobilenetv2"}
     expected |= {"rla_refined", "halonet_ablation", "halonet_pretrain_21k", "halonet_finetune", "cb_deit"}
-    expected |= {"rest_ablation", *(f"halonet_h{i}" for i in range(8))}
+    expected |= {"rest_ablation", "mrla_banet", "mrla_mixup", *(f"halonet_h{i}" for i in range(8))}
     assert expected <= set(list_recipes())
 
 
@@ -87,6 +87,7 @@ def test_extends_takes_what_it_does_not_change():
         ("epochs=0", "epochs must be at least 1"),
         ("batch_size=10 accumulate=3", None),
         ("crop_scale=[1,0.5]", "crop_scale must be two rising"),
+        ("shorter_side=[480,256]", "shorter_side must be two rising"),
         ("schedule=multistep", "needs milestones"),
         ("auto_augment=magic", "not known to timm"),
         ("lr.x=3", "lr holds one value"),
@@ -133,7 +134,9 @@ def test_every_field_is_documented_by_its_type_and_survives_yaml():
         ("halonet_ablation", {75: 0.05}),
         ("halonet_pretrain_21k", {1: 0.08, 45: 0.08}),
         ("halonet_finetune", {0.25: 0.008, 4: 0.008}),
-        ("rest_ablation", {0: 0.1, 30: 0.01}),
+        ("rest_ablation", {0: 0.0, 1: 0.08, 10: 0.4, 30: 0.04, 60: 0.004}),
+        ("mrla_banet", {0: 0.0, 1: 0.02, 50: 0.05, 100: 0.0}),
+        ("mrla_mixup", {0: 0.1, 30: 0.01}),
     ],
 )
 def test_learning_rates_are_those_of_the_paper(name, expected):
@@ -158,6 +161,47 @@ def test_halonets_magnitudes_and_sizes_are_those_of_the_paper():
         recipe = load_recipe(f"halonet_h{index}")
         assert recipe.auto_augment.startswith(f"rand-m{magnitude}-")
         assert recipe.image_size == size
+
+
+@pytest.mark.parametrize(
+    ("name", "crop"),
+    [
+        ("mrla_resnet", "scaled"),  # B.1.1: "exactly the same data augmentation" as the original ResNet
+        ("mrla_mixup", "scaled"),
+        ("rla_resnet", "scaled"),  # B.2.1: "scale augmentation"
+        ("rla_refined", "scaled"),  # B.2.2 adds refinements to B.2.1
+        ("rest_ablation", "scaled"),  # "the simplest data augmentation" of ResNet
+        ("rla_mobilenetv2", "resized"),  # "following the settings" of MobileNetV2
+        ("mrla_banet", "resized"),  # BA-Net's program
+        ("cb_deit", "resized"),  # 4.2: "the random resized crop"
+    ],
+)
+def test_the_crops_are_those_that_the_texts_ask_for(name, crop):
+    assert load_recipe(name).crop == crop
+
+
+def test_the_batch_of_plain_attention_is_below_that_of_efficient_attention():
+    """ResT, A.3: the batch of MSA was reduced to 512, and the learning rate follows the batch."""
+    efficient, plain = load_recipe("rest_ablation"), load_recipe("rest_ablation", ["batch_size=512"])
+    assert (efficient.batch_size, efficient.scaled_lr) == (2048, pytest.approx(0.4))
+    assert plain.scaled_lr == pytest.approx(0.1)
+    assert "model_options.attention=msa batch_size=512" in recipe_text("rest_ablation")
+
+
+@pytest.mark.parametrize(("model", "size"), [("efficientnet_b0_mrla_light", 224), ("efficientnet_b1_mrla_light", 240)])
+def test_the_image_size_of_efficientnets_follows_the_model(model, size):
+    import timm
+
+    from interlayer.training.data import ImageTransform
+
+    recipe = load_recipe("mrla_efficientnet", model=model)
+    assert ImageTransform.of(timm.create_model(model), recipe).size == size
+
+
+def test_both_readings_of_the_decay_in_fine_tuning_are_named():
+    text = recipe_text("halonet_finetune")
+    assert load_recipe("halonet_finetune").weight_decay == 0
+    assert "weight_decay=8e-5 is the other reading" in text
 
 
 def test_a_colon_without_options_is_refused():

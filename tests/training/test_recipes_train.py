@@ -203,6 +203,14 @@ def white_batch(loop, recipe):
     return batches.transform_batch(torch.arange(100))[0]
 
 
+def check_crop(loop, recipe):
+    assert isinstance(loop.setup.batches, ResidentTrainBatches if recipe.crop == "padded" else LoadedTrainBatches)
+    if recipe.crop == "scaled":
+        sides = [resize.size for resize in transform_of(loop, transforms.RandomChoice).transforms]
+        assert (sides[0], sides[-1], len(sides)) == (256, 480, 225)
+        assert transform_of(loop, transforms.RandomCrop).size == (SIZE, SIZE)
+
+
 def check_padding(loop, recipe):
     images = white_batch(loop, recipe)
     padded_rows = (images[:, 0, :, SIZE // 2] == -1).sum(1)
@@ -232,9 +240,7 @@ CHECKS = {
     "interpolation": lambda t, r: t.setup.loading.transform.interpolation == r.interpolation,
     "crop_pct": check_central_crop,
     "validation": lambda t, r: t.setup.held_out.count == 24 and len(t.setup.data.test) == 40,
-    "crop": lambda t, r: isinstance(
-        t.setup.batches, ResidentTrainBatches if r.crop == "padded" else LoadedTrainBatches
-    ),
+    "crop": check_crop,
     "padding": check_padding,
     "flip": check_no_flip,
     "auto_augment": check_auto_augment,

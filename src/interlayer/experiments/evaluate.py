@@ -35,6 +35,8 @@ def evaluate(
     data: str | None = None,
     *,
     split: str | None = None,
+    labels: str | None = None,
+    restrict: bool | None = None,
     skip_option: str = "on_bad_image=skip",
     show: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, Any]:
@@ -46,6 +48,10 @@ def evaluate(
             name. A folder without splits is evaluated as a whole.
         split: train, validation or test; if None, the test split of the run's data, and of another folder its test
             split, or else its validation split, or else its training split.
+        labels: "real" for the labels of ImageNet-ReaL, or a JSON file of the same form. The data is then a folder of
+            ImageNet's validation images, and any of an image's right labels counts.
+        restrict: whether predictions are restricted to the classes that have a folder; if None, they are restricted if
+            these are the classes of ImageNet-A or ImageNet-R.
         skip_option: the option that skips images that cannot be used, for the message of an error.
         show: called with the progress.
 
@@ -53,11 +59,13 @@ def evaluate(
         The metrics of the task, the loss, the details of the task and the contribution of the network's mechanisms, as
         JSON-serializable values.
     """
+    if labels is not None and restrict:
+        raise TrainingError(f"restrict keeps to the classes that have a folder, and labels={labels} reads no folders")
     recipe = _recipe(trained, data)
-    opened = _open(trained, recipe, data, named_split(split) if split else None, skip_option)
+    opened = _open(trained, recipe, data, named_split(split) if split else None, labels, skip_option)
+    task = _restricted(_task(trained, opened), trained, opened, restrict)
     for note in opened.notes:
         logger.warning(note)
-    task = _task(trained, opened)
     context = LoadingContext(recipe, task, trained.transform, Ranks(), trained.device, opened.problems)
     measured = task_contribution(task, trained.network)
     scores = _scores(trained, task, eval_batches(opened.test, context), show, measured)
@@ -83,12 +91,19 @@ def _recipe(trained: LoadedNetwork, data: str | None) -> Recipe:
     return recipe.replace(data=data, data_options=options, validation=0)
 
 
-def _open(trained: LoadedNetwork, recipe: Recipe, data: str | None, split: str | None, skip_option: str) -> Data:
+def _open(
+    trained: LoadedNetwork,
+    recipe: Recipe,
+    data: str | None,
+    split: str | None,
+    labels: str | None,
+    skip_option: str,
+) -> Data:
     problems = Problems(recipe.on_bad_image, skip_option=skip_option)
-    if data is not None:
-        return open_data_to_evaluate(recipe, trained.class_names or ClassNames([]), split, problems)
-    if not trained.summary:
+    if data is None and not trained.summary:
         raise TrainingError(f"no images to evaluate {trained.recipe.model} on: give --data")
+    if data is not None or labels is not None:
+        return open_data_to_evaluate(recipe, trained.class_names or ClassNames([]), split, problems, labels=labels)
     opened = open_data(recipe if split else recipe.replace(validation=0), problems)
     if split and getattr(opened, split) is None:
         raise TrainingError(f"{recipe.data} has no {split} split")
@@ -107,6 +122,23 @@ def _task(trained: LoadedNetwork, opened: Data) -> Task:
         )
     logger.warning("the names of the %d classes are not known: they are those of the data, in their order", found)
     return task_of(trained.recipe, opened.classes)
+
+
+def _restricted(task: Task, trained: LoadedNetwork, opened: Data, restrict: bool | None) -> Task:
+    """Restricts the predictions to the classes of the data, if asked for or if a test set is defined in this way.
+
+    The last note of the data, which says how many classes have a folder, is completed with what is done.
+    """
+    if opened.labels is None:
+        return task
+    assert trained.class_names is not None, "only folders that were matched with class names have some of the classes"
+    benchmark = trained.class_names.benchmark(opened.labels)
+    if restrict or (restrict is None and benchmark):
+        of_benchmark = f", those of {benchmark}" if benchmark else ""
+        opened.notes[-1] += f"{of_benchmark}: predictions are restricted to them"
+        return task.restricted_to(opened.labels)
+    opened.notes[-1] += f": predictions are among all {len(trained.class_names):,}, unless restricted by --restrict"
+    return task
 
 
 class _CountedBatches(EvalBatches):

@@ -132,7 +132,7 @@ def _class_names(network: nn.Module) -> ClassNames | None:
     imagenet = ClassNames.imagenet(network)  # also knows the WordNet ids, which the configuration does not list
     if imagenet is not None and names == imagenet.names:
         return imagenet
-    return ClassNames(names) if len(names) == _num_classes(network) > 0 else imagenet
+    return ClassNames.of(names) if len(names) == _num_classes(network) > 0 else imagenet
 
 
 def _num_classes(network: nn.Module) -> int:

@@ -115,7 +115,7 @@ class TrainedNetwork(LoadedNetwork):
         transform = replaced_transform(transform, recipe, given)
         if "image_size" in given:
             check_image_size(network, recipe.model, transform.size)
-        names = ClassNames(task.classes)
+        names = ClassNames.of(task.classes)
         super().__init__(recipe, task, network, transform, class_names=names, device=device, summary=summary)
         keys = {override.partition("=")[0].strip() for override in overrides}
         if "data_options" not in keys:

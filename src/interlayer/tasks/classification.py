@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,12 +26,16 @@ class Classification(Task):
     """Trains with cross-entropy, with label smoothing or soft labels, and measures top-1 and top-5 accuracy.
 
     Top-5 accuracy is left out if there are at most five classes, because it is then always 100%.
+
+    Attributes:
+        candidates: the classes that can be predicted, by label; None for all.
     """
 
     name = "classification"
     headline = Metric("accuracy", percent=True)
     train_metrics = (headline,)
     eval_metrics: tuple[Metric, ...] = (headline, TOP5)
+    candidates: list[int] | None = None
 
     def __init__(self, values: Mapping[str, Any], classes: Sequence[str]) -> None:
         super().__init__(values, classes)
@@ -44,6 +49,22 @@ class Classification(Task):
         """Converts labels [B] to smoothed one-hot distributions [B, classes]."""
         smoothing, classes = self.values["label_smoothing"], len(self.classes)
         return F.one_hot(targets, classes).float() * (1 - smoothing) + smoothing / classes
+
+    def restricted_to(self, labels: Sequence[int]) -> Classification:
+        """Returns the task with the logits of all other classes set to minus infinity, as for ImageNet-A and -R."""
+        task = copy.copy(self)
+        task.candidates = sorted(labels)
+        if len(task.candidates) <= 5:
+            task.eval_metrics = (self.headline,)
+        return task
+
+    def forward(self, model: Any, images: Tensor, targets: Any = None) -> Tensor:
+        logits = super().forward(model, images, targets)
+        if self.candidates is None:
+            return logits
+        others = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+        others[self.candidates] = False
+        return logits.masked_fill(others, float("-inf"))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the cross-entropy of logits [B, classes] against labels [B] or distributions [B, classes]."""
@@ -81,7 +102,10 @@ class Classification(Task):
         return Table("", ["image", *(f"class {rank + 1}" for rank in range(most))], rows)
 
     def details(self, scores: Scores) -> dict[str, Any]:
-        """Returns the calibration error, and the accuracy and the most frequent confusion of every class."""
+        """Returns the calibration error, and the accuracy and the most frequent confusion of every class.
+
+        Of several right labels of an image, the class is the predicted one, or the first if a wrong one is predicted.
+        """
         from torchmetrics.functional.classification import binary_calibration_error
 
         labels, predicted = scores.records["predictions"][:, 1], scores.records["predictions"][:, 2]
@@ -91,6 +115,7 @@ class Classification(Task):
             taken_for[label][prediction] += 1
         return {
             "calibration_error": float(binary_calibration_error(scores.records["confidences"], predicted == labels)),
+            "candidate_classes": len(self.classes if self.candidates is None else self.candidates),
             "classes": [self._class_details(label, counts) for label, counts in enumerate(taken_for)],
         }
 
@@ -115,8 +140,11 @@ class Classification(Task):
             "loss": f"{evaluation['loss']:.4f}",
             "calibration error": f"{evaluation['calibration_error']:.4f}",
         }
-        overall = Table(f"{evaluation['model']} on {evaluation['data']}", list(shown), [list(shown.values())])
         entries, note = evaluation["classes"], ""
+        candidates, among = evaluation["candidate_classes"], ""
+        if candidates < len(entries):
+            among = f", predictions among {candidates:,} of {len(entries):,} classes"
+        overall = Table(f"{evaluation['model']} on {evaluation['data']}{among}", list(shown), [list(shown.values())])
         if len(entries) > SHOWN_CLASSES:
             present = [entry for entry in entries if entry["images"]]
             entries = sorted(present, key=lambda entry: entry["accuracy"])[:SHOWN_CLASSES]
@@ -193,23 +221,44 @@ class Classification(Task):
 class ClassificationEvaluator(MeanEvaluator):
     """Computes cross-entropy without label smoothing, and top-1 and top-5 accuracy.
 
+    Targets are labels [B], or several right labels for each image [B, L], padded with -1. Of several, any one is right,
+    and the loss is the negative logarithm of their total probability, which is cross-entropy if there is one.
+
     Records:
-        predictions: [N, 3], the index in the source, the label and the predicted class of each image.
+        predictions: [N, 3], the index in the source, the label and the predicted class of each image. Of several right
+            labels, the label is the predicted one, or the first if a wrong class is predicted.
         confidences: [N], the probability of the predicted class.
     """
 
     def values_of(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         logits = outputs.float()
-        hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == targets[:, None]
-        losses = F.cross_entropy(logits, targets, reduction="none")
+        right = targets if targets.dim() == 2 else targets[:, None]
+        hits = (_best(logits)[:, :, None] == right[:, None, :]).any(dim=2)
+        losses = (
+            _right_log_probability(logits, targets).neg()
+            if targets.dim() == 2
+            else F.cross_entropy(logits, targets, reduction="none")
+        )
         top5 = {TOP5.name: hits.any(dim=1)} if logits.shape[1] > 5 else {}
         return {"loss": losses, "accuracy": hits[:, 0], **top5}
 
     def records_of(self, outputs: Tensor, targets: Tensor, places: Tensor) -> dict[str, Tensor]:
         logits = outputs.float()
-        # topk instead of argmax, so that ties are broken as in `values_of`
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices[:, 0]
+        best = _best(logits)[:, 0]
+        if targets.dim() == 2:
+            targets = torch.where((targets == best[:, None]).any(dim=1), best, targets[:, 0])
         return {
             "predictions": torch.stack([places, targets, best], dim=1),
             "confidences": logits.softmax(dim=1).amax(dim=1),
         }
+
+
+def _best(logits: Tensor) -> Tensor:
+    """Returns the five most probable classes, [B, 5]. Not argmax, so that ties are broken equally everywhere."""
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices
+
+
+def _right_log_probability(logits: Tensor, right: Tensor) -> Tensor:
+    """Returns the logarithm of the total probability of the right labels [B, L], padded with -1: [B]."""
+    log_probabilities = logits.log_softmax(dim=1).gather(1, right.clamp_min(0))
+    return log_probabilities.masked_fill(right < 0, float("-inf")).logsumexp(dim=1)

@@ -114,6 +114,10 @@ class Task(ABC):
             records: whether the evaluator also keeps the prediction for each image.
         """
 
+    def restricted_to(self, labels: Sequence[int]) -> Task:
+        """Returns the task with predictions that are restricted to some of the classes."""
+        raise TaskError(f"task={self.name} predicts no classes that could be restricted")
+
     def answers(self, outputs: Any) -> Tensor | None:
         """Returns the answer for each image, [B, ...], whose changes are counted when a mechanism is switched off.
 

@@ -96,12 +96,17 @@ class Recipe:
     )
 
     # Augmentation of training images.
-    crop: Literal["resized", "padded", "none"] = key_field(
-        "resized", "random crops: a resized part of the image, a shift of the padded image, or the resized image"
+    crop: Literal["resized", "scaled", "padded", "none"] = key_field(
+        "resized",
+        "random crops: a resized part of the image, a window of the image resized to a random shorter side (scale "
+        "augmentation), a shift of the padded image, or the resized image",
     )
     crop_scale: list[float] = key_field([0.08, 1.0], "smallest and largest part of the image's area, for crop=resized")
     crop_ratio: list[float] = key_field(
         [3 / 4, 4 / 3], "smallest and largest ratio of width to height, for crop=resized"
+    )
+    shorter_side: list[int] = key_field(
+        [256, 480], "smallest and largest shorter side of the resized image in pixels, for crop=scaled"
     )
     padding: int = key_field(4, "pixels on each side, for crop=padded")
     flip: float = key_field(0.5, "probability of a horizontal flip")

@@ -39,7 +39,7 @@ RULES: list[tuple[Any, str]] = [
     *(_is_at_least(name, 0) for name in ("min_lr", "warmup_lr", "color_jitter", "checkpoint_steps", "seed")),
     _is_at_least("eval_batch_size", 1),
     _is_at_least("lr_batch_size", 1),
-    *map(_is_range, ("crop_scale", "crop_ratio")),
+    *map(_is_range, ("crop_scale", "crop_ratio", "shorter_side")),
     (lambda r: 0 <= r.label_smoothing < 1, "label_smoothing must be from 0 to below 1, got {label_smoothing}"),
     (lambda r: 0 <= r.ema < 1, "ema must be from 0 to below 1, got {ema}"),
     (lambda r: 0 <= r.momentum < 1, "momentum must be from 0 to below 1, got {momentum}"),

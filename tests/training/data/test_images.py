@@ -12,6 +12,8 @@ from timm.data import create_transform
 
 from interlayer.training.data import ImageTransform, open_data
 from interlayer.training.data.images import as_rgb, open_rgb
+from interlayer.training.data.seeds import temporary_seed
+from interlayer.training.recipe import RecipeError, load_recipe
 
 ORIENTATION = 0x0112  # the tag of the rotation in EXIF data
 RAMP = np.array([[0, 64, 128], [192, 254, 255]], dtype=np.uint8)
@@ -155,3 +157,29 @@ def test_the_transform_of_one_image_is_timms(crop_mode):
     ours = ImageTransform(24, mean, std, "bicubic", 0.8, crop_mode)(Image.fromarray(pixels))
     theirs = create_transform(24, mean=mean, std=std, interpolation="bicubic", crop_pct=0.8, crop_mode=crop_mode)
     torch.testing.assert_close(ours, theirs(Image.fromarray(pixels)), rtol=1e-4, atol=1e-5)
+
+
+def test_scale_augmentation_draws_the_shorter_side_and_then_the_crop():
+    """Every side of the range occurs, crops have the size of the input, and no part of an image is distorted."""
+    columns = np.tile(np.arange(120, dtype=np.uint8) * 2, (60, 1))  # brightness is the column, from 0 to 238
+    image = Image.fromarray(np.repeat(columns[..., None], 3, axis=2))
+    recipe = load_recipe("default", ["crop=scaled", "shorter_side=[32,48]", "flip=0", "interpolation=bilinear"])
+    transform = ImageTransform(32, (0.5,) * 3, (0.5,) * 3, "bilinear", 0.875).training(recipe)
+    sides, starts = set(), set()
+    for seed in range(300):
+        with temporary_seed(seed):
+            pixels = np.asarray(transform(image)).astype(float)
+        assert pixels.shape == (3, 32, 32)
+        step = (pixels[0, 0, 25] - pixels[0, 0, 6]) / 19  # brightness per column: 2 x 60 / shorter side
+        sides.add(round(120 / step))
+        starts.add(pixels[0, 0, 0])
+    assert min(sides) <= 33
+    assert max(sides) >= 47
+    assert len(sides) >= 14
+    assert len(starts) > 50, "crops start at different columns"
+
+
+def test_a_shorter_side_below_the_image_size_is_refused():
+    recipe = load_recipe("mrla_resnet")
+    with pytest.raises(RecipeError, match=r"too small for crops of 288: set shorter_side=\[329, 617\] or crop=resized"):
+        ImageTransform(288, (0.5,) * 3, (0.5,) * 3, "bicubic", 0.875).training(recipe)

@@ -26,8 +26,8 @@ def why_not_resident(images: Images | Stream, context: LoadingContext) -> str:
     recipe, size = context.recipe, context.transform.size
     if isinstance(images, Stream):
         return "they are a stream"
-    if recipe.crop == "resized":
-        return "crop: resized is done by workers"
+    if recipe.crop in ("resized", "scaled"):
+        return f"crop: {recipe.crop} is done by workers"
     if recipe.auto_augment or recipe.color_jitter:
         return "auto_augment and color_jitter are done by workers"
     total = len(images) * 3 * size * size

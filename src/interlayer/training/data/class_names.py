@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
+
+from ..files import TrainingError
+
+IMAGENET_1K = 1000  # the number of its classes
+BENCHMARKS = {  # test sets with some of ImageNet's classes, by timm's file of their WordNet ids
+    "ImageNet-A": "imagenet_a_synsets.txt",
+    "ImageNet-R": "imagenet_r_synsets.txt",
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +43,7 @@ class ClassNames:
         subset = infer_imagenet_subset(network)
         if subset is None:
             return None
-        info = ImageNetInfo(subset)
-        synsets = list(info.label_names())
-        lemmas = [[lemma.strip() for lemma in text.split(",")] for text in info.label_descriptions()]
+        synsets, lemmas = _synsets_and_lemmas(subset)
         count: dict[str, int] = {}
         for first, *_ in lemmas:
             count[first] = count.get(first, 0) + 1
@@ -46,6 +53,15 @@ class ClassNames:
         ]
         return cls(names, synsets, lemmas)
 
+    @classmethod
+    def of(cls, names: Sequence[str]) -> ClassNames:
+        """Returns the classes of these names, with what is known about ImageNet-1k if they are its WordNet ids."""
+        if len(names) == IMAGENET_1K:
+            synsets, lemmas = _synsets_and_lemmas("imagenet-1k")
+            if list(names) == synsets:
+                return cls(synsets, synsets, lemmas)
+        return cls(list(names))
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -53,7 +69,11 @@ class ClassNames:
         """Returns the label of each class folder whose name is a class.
 
         A name matches exactly, or else regardless of case and punctuation if only one class has it. ImageNet's classes
-        are also matched by WordNet id, by any lemma, and by number if all folders are numbers.
+        are also matched by WordNet id and by any lemma, and those of ImageNet-1k by number if all folders are numbers,
+        as in ImageNet-V2.
+
+        Raises:
+            TrainingError: if all folders are numbers, and one is no class of ImageNet-1k.
         """
         exact = {name: label for label, name in enumerate(self.names)}
         synsets = {name: label for label, name in enumerate(self.synsets)}
@@ -63,9 +83,24 @@ class ClassNames:
             label = exact.get(folder, synsets.get(folder[:9], similar.get(_normalized(folder), -1)))
             if label >= 0:
                 found[folder] = label
-        if not found and self.synsets and all(folder.isdecimal() and int(folder) < len(self) for folder in folders):
-            return {folder: int(folder) for folder in folders}
+        if not found and self.is_imagenet_1k and all(folder.isdecimal() for folder in folders):
+            return {folder: _class_number(folder) for folder in folders}
         return found
+
+    @property
+    def is_imagenet_1k(self) -> bool:
+        """Whether the classes are those of ImageNet-1k, in their usual order."""
+        return len(self.synsets) == IMAGENET_1K
+
+    def benchmark(self, labels: Collection[int]) -> str | None:
+        """Returns the test set that has exactly these classes: "ImageNet-A" or "ImageNet-R"; None if there is none."""
+        if not self.synsets:
+            return None
+        present = {self.synsets[label] for label in labels}
+        info = resources.files("timm.data").joinpath("_info")
+        return next(
+            (name for name, file in BENCHMARKS.items() if present == set(info.joinpath(file).read_text().split())), None
+        )
 
     def _similar_names(self) -> dict[str, int]:
         """Returns the label of every normalized name that only one class has; -1 for the others."""
@@ -75,6 +110,19 @@ class ClassNames:
             for key in {_normalized(text) for text in (name, *further, ", ".join(further)) if text}:
                 similar[key] = -1 if key in similar else label
         return similar
+
+
+def _synsets_and_lemmas(subset: str) -> tuple[list[str], list[list[str]]]:
+    """Returns the WordNet id and the names of each class of one of timm's subsets of ImageNet, by label."""
+    info = ImageNetInfo(subset)
+    lemmas = [[lemma.strip() for lemma in text.split(",")] for text in info.label_descriptions()]
+    return list(info.label_names()), lemmas
+
+
+def _class_number(folder: str) -> int:
+    if int(folder) >= IMAGENET_1K:
+        raise TrainingError(f"the class folder {folder} is no class number of ImageNet-1k: expected 0 to 999")
+    return int(folder)
 
 
 def _normalized(name: str) -> str:

@@ -22,6 +22,7 @@ class Data:
         classes: class names, by label.
         problems: images that cannot be used.
         notes: messages to the user about how the data was split.
+        labels: the classes that have images, if they are known and fewer than all; None otherwise.
     """
 
     train: Images | Stream
@@ -30,6 +31,7 @@ class Data:
     classes: list[str]
     problems: Problems
     notes: list[str] = field(default_factory=list)
+    labels: list[int] | None = None
 
 
 def cut(total: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -62,9 +62,14 @@ def open_folder_to_evaluate(
     found = class_folders(path)
     labels = classes.match(found) if len(classes) else {name: label for label, name in enumerate(found)}
     images = FolderImages(path, classes.names or found, problems, labels=labels)
-    if len(set(labels.values())) < len(classes):
-        notes.append(f"{len(set(labels.values())):,} of the {len(classes):,} classes have a folder in {path}")
-    return Data(images, None, images, list(images.classes), problems, notes)
+    data = Data(images, None, images, list(images.classes), problems, notes)
+    if classes.is_imagenet_1k and all(name.isdecimal() for name in found):
+        notes.append(f"the class folders of {path} are the numbers of ImageNet's classes")
+    present = sorted(set(labels.values()))
+    if len(present) < len(classes):
+        notes.append(f"{len(present):,} of the {len(classes):,} classes have a folder in {path}")
+        data.labels = present
+    return data
 
 
 def _splits(path: Path, recipe: Recipe) -> dict[str, Path]:

@@ -20,6 +20,7 @@ from .folders import shortened
 from .hugging_face import HuggingFaceImages
 from .image_folders import check_class_count, open_folder, open_folder_to_evaluate
 from .images import ArrayImages, Images, Problems, Subset
+from .relabeled import open_relabeled_folder
 from .streams import Stream
 
 
@@ -59,7 +60,9 @@ def open_data(recipe: Recipe, problems: Problems | None = None) -> Data:
     return data
 
 
-def open_data_to_evaluate(recipe: Recipe, classes: ClassNames, split: str | None, problems: Problems) -> Data:
+def open_data_to_evaluate(
+    recipe: Recipe, classes: ClassNames, split: str | None, problems: Problems, *, labels: str | None = None
+) -> Data:
     """Opens the images on which a network is evaluated, as the test split.
 
     Args:
@@ -68,8 +71,11 @@ def open_data_to_evaluate(recipe: Recipe, classes: ClassNames, split: str | None
             same classes in the same order.
         split: train, validation or test; if None, the one that `open_folder_to_evaluate` or the source chooses.
         problems: collects images that cannot be used.
+        labels: a file with the right labels of ImageNet's validation images, or "real"; see `relabeled`.
     """
     path = Path(recipe.data).expanduser()
+    if labels is not None:
+        return open_relabeled_folder(path, classes, split, problems, labels=labels)
     if path.is_dir() and find_cifar(path) is None:
         return open_folder_to_evaluate(path, recipe, classes, split, problems)
     data = open_data(recipe, problems)
@@ -77,8 +83,8 @@ def open_data_to_evaluate(recipe: Recipe, classes: ClassNames, split: str | None
     if images is None:
         raise TrainingError(f"{recipe.data} has no {split} split")
     found = list(images.classes)
-    labels = classes.match(found)
-    in_order = [labels.get(name) for name in found] == list(range(len(found)))
+    matched = classes.match(found)
+    in_order = [matched.get(name) for name in found] == list(range(len(found)))
     if len(classes) and isinstance(images, Images) and not in_order:
         raise TrainingError(
             f"{recipe.data} has other classes than the network: {shortened(found)} instead of "

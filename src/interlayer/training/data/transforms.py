@@ -14,6 +14,7 @@ from timm.data.transforms_factory import transforms_imagenet_train
 from torch import Tensor, nn
 from torchvision import transforms
 
+from ..keys import RecipeError
 from ..recipe import Recipe
 from .images import as_rgb
 
@@ -87,8 +88,22 @@ class ImageTransform:
             separate=True,
         )
         if recipe.crop != "resized":
-            resize = transforms.Resize(self.size, getattr(transforms.InterpolationMode, self.interpolation.upper()))
-            padded = [transforms.RandomCrop(self.size, padding=recipe.padding)] if recipe.crop == "padded" else []
             flip = transforms.RandomHorizontalFlip(recipe.flip)
-            crop = transforms.Compose([resize, transforms.CenterCrop(self.size), *padded, flip])
+            crop = transforms.Compose([*self._resize_and_crop(recipe), flip])
         return transforms.Compose([crop, color, to_bytes])
+
+    def _resize_and_crop(self, recipe: Recipe) -> list[Any]:
+        """Returns torchvision's transforms for the values of `crop` that timm has no transform for."""
+        mode = getattr(transforms.InterpolationMode, self.interpolation.upper())
+        if recipe.crop == "scaled":
+            low, high = recipe.shorter_side
+            if low < self.size:
+                wanted = [round(side * self.size / 224) for side in (256, 480)]
+                raise RecipeError(
+                    f"crop=scaled with shorter_side={recipe.shorter_side} gives images of {low} pixels, too small for "
+                    f"crops of {self.size}: set shorter_side={wanted} or crop=resized"
+                )
+            resize = transforms.RandomChoice([transforms.Resize(side, mode) for side in range(low, high + 1)])
+            return [resize, transforms.RandomCrop(self.size)]
+        padded = [transforms.RandomCrop(self.size, padding=recipe.padding)] if recipe.crop == "padded" else []
+        return [transforms.Resize(self.size, mode), transforms.CenterCrop(self.size), *padded]
