@@ -46,11 +46,11 @@ def _rows() -> list[Row]:
         Row("resnet50_mrla_linear", "resnet50", "mrla_linear", resnet),
     ]
     # The authors' programs draw anew at the rate of the block, and do not drop the attention of a DeiT.
-    anew, never = {"drop_path": "backbone_rate"}, {"drop_path": 0.0}
-    sizes_240 = {"input_size": (3, 240, 240)}
-    others = [
+    anew: dict[str, Any] = {"drop_path": "backbone_rate"}
+    never: dict[str, Any] = {"drop_path": 0.0}
+    others: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         ("efficientnet_b0", "efficientnet_b0", {**shared, "channels_per_head": 8}, anew, {}),
-        ("efficientnet_b1", "efficientnet_b1", {**shared, "channels_per_head": 8}, anew, sizes_240),
+        ("efficientnet_b1", "efficientnet_b1", {**shared, "channels_per_head": 8}, anew, {"input_size": (3, 240, 240)}),
         *(
             (f"deit_{size}", f"deit_{size}_patch16_224", {**shared, "channels_per_head": 16}, never, {})
             for size in SIZES
