@@ -140,6 +140,12 @@ def expect_positive(name: str, value: Any) -> None:
         raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def expect_rate(name: str, value: Any) -> None:
+    """Raise an error if `value` is not a probability below 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+        raise OptionError(f"{name} must be a probability below 1, got {value!r}")
+
+
 def expect_odd(name: str, value: Any) -> None:
     """Raise an error if `value` is not an odd int of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value % 2 == 0:

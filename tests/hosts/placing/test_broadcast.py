@@ -101,9 +101,9 @@ def test_a_plain_transformer_spares_every_block_that_the_pyramid_reads(depth, gi
     assert spared == expected
 
 
-@pytest.mark.parametrize("given", [3, "3", [], [3.0], [True]])
+@pytest.mark.parametrize("given", [3, "3", [], [3.0], [True], [-1]])
 def test_a_pyramid_is_given_by_the_numbers_of_blocks(given):
-    with pytest.raises(ValueError, match="spare_pyramid must be true, false or the numbers of blocks such as"):
+    with pytest.raises(ValueError, match="spare_pyramid must be true, false or the numbers of blocks from 0 such as"):
         interlayer.attach(vit(), "cb", spare_pyramid=given)
 
 

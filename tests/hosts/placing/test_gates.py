@@ -136,7 +136,7 @@ LAST_STAGE = ["layer4.0", "layer4.1", "layer4.2"]
         ("nl", {}, ["layer3.4"]),
         ("a2", {}, ["layer2.1", "layer2.3", "layer3.1", "layer3.3", "layer3.5"]),
         ("gc", {"blocks": "one"}, ["layer3.4"]),
-        ("eca", {"blocks": [1, 8]}, ["layer1.0", "layer3.0"]),
+        ("eca", {"blocks": [0, 7]}, ["layer1.0", "layer3.0"]),
         (
             "se",
             {"blocks": "upper"},
@@ -160,9 +160,9 @@ def test_later_blocks_leave_out_the_first_stage() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "options", "message"),
     [
-        ("nl", {"blocks": "two"}, r"blocks must be 'all' or .*numbers of blocks from 1 such as \(12, 13\), got 'two'"),
-        ("nl", {"blocks": [0]}, "numbers of blocks from 1"),
-        ("nl", {"blocks": [9]}, r"ResNet has blocks 1 to 8, got blocks=\(9,\)"),
+        ("nl", {"blocks": "two"}, r"blocks must be 'all' or .*numbers of blocks from 0 such as \[11, 12\], got 'two'"),
+        ("nl", {"blocks": [-1]}, "numbers of blocks from 0"),
+        ("nl", {"blocks": [8]}, r"ResNet has the blocks 0 to 7, got blocks=\[8\]"),
         ("gc", {"fuse": "both"}, "fuse must be 'add' or 'scale', got 'both'"),
         ("se", {"reduction": 0}, "reduction must be a whole number of at least 1, got 0"),
         ("eca", {"drop_path": 1}, "drop_path must be a probability below 1, got 1"),
@@ -335,7 +335,7 @@ def test_squeeze_and_excitation_on_the_mlps_of_a_transformer(name: str, tmp_path
 def test_squeeze_and_excitation_beside_context_broadcasting() -> None:
     """Both at the end of the MLP: tokens are scaled by what their average says, in the order of attaching."""
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
-    interlayer.attach(interlayer.attach(model, "se", blocks=[2]), "cb")
+    interlayer.attach(interlayer.attach(model, "se", blocks=[1]), "cb")
     mlp = model.blocks[1].mlp
     tokens = torch.randn(2, 17, 192)
     plain = mlp.fc2(mlp.norm(mlp.act(mlp.fc1(tokens))))

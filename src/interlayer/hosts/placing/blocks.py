@@ -20,6 +20,18 @@ from ..finding.stages import Stage
 GRID_MIXINS = (GridPassing, GridEmbedding, Passing)
 
 
+def are_block_numbers(value: Any) -> bool:
+    """Whether `value` is a list of numbers of blocks, counted from 0 through all stages, as in timm's `out_indices`."""
+    listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return listed and all(type(number) is int and number >= 0 for number in value)
+
+
+def check_block_numbers(option: str, numbers: Sequence[int], count: int, name: str) -> None:
+    """Raise an error if the network `name`, which has `count` blocks, does not have all blocks that an option names."""
+    if max(numbers) >= count:
+        raise AttachError(f"{name} has the blocks 0 to {count - 1}, got {option}={list(numbers)}")
+
+
 def place_in_stage(
     model: nn.Module, key: str, number: int, stage: Stage, mechanisms: Sequence[BlockMechanism], blocks: Any = None
 ) -> None:

@@ -17,6 +17,7 @@ from ..block import AttachedBlock, add_entry, entry_of, remove_entries
 from ..carried import Grid, release_from
 from ..finding.blocks import find_chains
 from ..finding.probe import AttachError, match, run_once, vilt_of
+from .blocks import are_block_numbers, check_block_numbers
 from .replaced import put_back, replace, replaced_layers
 from .vilt import KEY, BroadcastingOutput, Tokens, place_in_vilt, take_out_of_vilt
 
@@ -31,9 +32,10 @@ COMPONENTS = {  # components of a block, by their names in timm's transformers a
 
 
 def _expect_pyramid(name: str, value: Any) -> None:
-    numbers = isinstance(value, Sequence) and not isinstance(value, str)
-    if not isinstance(value, bool) and not (numbers and value and all(type(number) is int for number in value)):
-        raise OptionError(f"{name} must be true, false or the numbers of blocks such as [3, 5, 7, 11], got {value!r}")
+    if not isinstance(value, bool) and not are_block_numbers(value):
+        raise OptionError(
+            f"{name} must be true, false or the numbers of blocks from 0 such as [3, 5, 7, 11], got {value!r}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +57,9 @@ class ContextBroadcastOptions:
     )
     spare_pyramid: bool | Sequence[int] = option(
         False,
-        "skip the blocks that the feature pyramid of a detector reads (section 4.4): their numbers, from 0, such as "
-        "[3, 5, 7, 11], or True for the last block of every stage, and in a network of one stage for the blocks at "
-        "one third, one half, two thirds and the end of its depth",
+        "skip the blocks that the feature pyramid of a detector reads (section 4.4): their numbers from 0 through all "
+        "stages, such as [3, 5, 7, 11], or True for the last block of every stage, and in a network of one stage for "
+        "the blocks at one third, one half, two thirds and the end of its depth",
         check=_expect_pyramid,
     )
     tokens: Tokens = option(
@@ -115,9 +117,7 @@ def _spared(depths: Sequence[int], spare_pyramid: bool | Sequence[int], name: st
     """
     total = sum(depths)
     if not isinstance(spare_pyramid, bool):
-        outside = [number for number in spare_pyramid if not 0 <= number < total]
-        if outside:
-            raise AttachError(f"{name} has the blocks 0 to {total - 1}, got spare_pyramid={list(spare_pyramid)}")
+        check_block_numbers("spare_pyramid", spare_pyramid, total, name)
         return set(spare_pyramid)
     if not spare_pyramid:
         return set()
@@ -150,6 +150,7 @@ def _place_heads(model: nn.Module, blocks: list[Any], kind: UniformHead, name: s
 
 
 def component_of(block: Any, place: str, name: str) -> nn.Module:
+    """Returns the component of a block at a place of `COMPONENTS`, such as its MLP."""
     for path in COMPONENTS[place]:
         try:
             component = block.module.get_submodule(path)

@@ -12,7 +12,7 @@ from ...mechanisms.bridge import BridgeAttention
 from ...mechanisms.dia import DIA, DIA_REDUCTION
 from ...mechanisms.double_attention import DOUBLE_REDUCTION, DoubleAttention
 from ...mechanisms.gates import NL_REDUCTION, REDUCTION, BranchAttention, BranchGate, Fuse, TokenSE
-from ...mechanisms.options import Init, OptionError, expect_odd, expect_positive, one_of, option, values_of
+from ...mechanisms.options import Init, OptionError, expect_odd, expect_positive, expect_rate, one_of, option, values_of
 from ...mechanisms.protocol import Place
 from ..block import add_entry
 from ..carried import Grid, release_from
@@ -21,7 +21,7 @@ from ..finding.blocks import find_chains
 from ..finding.calls import Call, record_calls
 from ..finding.probe import AttachError, match, probe_image
 from ..finding.residual_blocks import residual_stages
-from .blocks import place_shared
+from .blocks import are_block_numbers, check_block_numbers, place_shared
 from .broadcast import component_of, token_widths
 
 GATES = ("se", "eca", "cbam", "gc", "nl", "a2", "dia", "bridge")
@@ -29,16 +29,10 @@ Blocks = Literal["all", "later", "upper", "alternate", "one"] | Sequence[int]
 BLOCKS = ("all", "later", "upper", "alternate", "one")
 
 
-def _expect_rate(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise OptionError(f"{name} must be a probability below 1, got {value!r}")
-
-
 def _expect_blocks(name: str, value: Any) -> None:
-    numbers = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    if value not in BLOCKS and not (numbers and all(type(number) is int and number >= 1 for number in value)):
+    if value not in BLOCKS and not are_block_numbers(value):
         raise OptionError(
-            f"{name} must be {' or '.join(map(repr, BLOCKS))}, or numbers of blocks from 1 such as (12, 13), got "
+            f"{name} must be {' or '.join(map(repr, BLOCKS))}, or numbers of blocks from 0 such as [11, 12], got "
             f"{value!r}"
         )
 
@@ -48,7 +42,7 @@ def _blocks(default: Blocks) -> Any:
         default,
         '"all" blocks, those of the "later" stages (without the first), the "upper" half, "alternate" (every other '
         'block of the stages between the first and the last), "one" (the last but one of the stage before the last), '
-        "or numbers of blocks from 1, such as (12, 13)",
+        "or numbers of blocks from 0 through all stages, such as [11, 12]",
         check=_expect_blocks,
     )
 
@@ -69,7 +63,7 @@ class StartOptions:
     drop_path: float = option(
         0.0,
         "stochastic depth rate of the gate alone: the gate is one, or the addition zero, where a sample is dropped",
-        check=_expect_rate,
+        check=expect_rate,
     )
 
 
@@ -206,9 +200,8 @@ def _numbered(found: list[Call], blocks: Blocks, name: str) -> list[Call]:
         return found[len(found) // 2 :]
     if isinstance(blocks, str):
         raise AttachError(f"{name} has no stages, which blocks={blocks!r} counts: give 'all', 'upper' or numbers")
-    if max(blocks) > len(found):
-        raise AttachError(f"{name} has blocks 1 to {len(found)}, got blocks={tuple(blocks)}")
-    return [found[number - 1] for number in sorted(set(blocks))]
+    check_block_numbers("blocks", blocks, len(found), name)
+    return [found[number] for number in sorted(set(blocks))]
 
 
 def _place_on_tokens(model: nn.Module, options: GateOptions, key: str, image_size: int | Grid | None) -> bool:
