@@ -1,5 +1,7 @@
 """The entry point of the command line: help, completion of names, and suggestions for names that do not exist."""
 
+import re
+
 import pytest
 from command_line import fails, run
 
@@ -57,6 +59,8 @@ def test_tables_counts_the_starred_figures():
     result = run("tables", "rest")
     assert "6 rows: every figure that should agree does. 6 figures are starred:" in result.stdout
     assert result.stdout.count(" *") - result.stdout.count(" * not reproduced") == 6
+    reasons = re.findall(r"^\* (\d+) figures?: \w+", result.stdout, re.MULTILINE)
+    assert sum(map(int, reasons)) == 6, "every starred figure has a reason"
 
 
 def test_a_pattern_that_matches_no_model_suggests_one_that_does():

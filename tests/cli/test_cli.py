@@ -64,6 +64,7 @@ def test_tables():
     assert "every figure that should agree does" in result.stdout
     assert "67.400" in result.stdout
     assert "-0.478 *" in result.stdout
+    assert "* 1 figure: H3 fits 12.3M only with a last convolution of 1280 channels" in result.stdout
     assert "unknown paper 'nobody', expected one of mrla, rla, halonet" in fails("tables", "nobody")
 
 

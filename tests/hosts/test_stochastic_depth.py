@@ -228,6 +228,19 @@ def test_the_papers_models_share_every_draw(name):
     assert all(mechanism.reads_branch_factor for mechanism in dropped)
 
 
+@pytest.mark.parametrize(
+    ("name", "drops"),
+    [("efficientnet_b0_mrla_light", True), ("ceit_tiny_mrla_light", True), ("deit_tiny_mrla_base", False)],
+)
+def test_published_models_drop_as_the_authors_programs_do(name, drops):
+    """A draw of its own at the rate of the block, and in DeiT none."""
+    with torch.device("meta"):
+        model = timm.create_model(name, drop_path_rate=0.2, reading="published")
+    attached = [block.mrla for _, block in attached_blocks(model)]
+    assert not any(mechanism.reads_branch_factor for mechanism in attached)
+    assert isinstance(attached[-1].drop_path, nn.Identity) is not drops
+
+
 class Inherited(nn.Module):
     def __init__(self):
         super().__init__()

@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from interlayer.papers.halonet import halonet_rows
 from interlayer.papers.mrla import mrla_rows
 from interlayer.papers.row import CountedRow, PaperRow, Units
 from interlayer.papers.tables import count_rows
@@ -36,6 +37,13 @@ def test_the_tables_are_there(counted):
     tables, agreeing = next(expected[c.row.model] for c in counted if c.row.model in expected)
     assert {c.row.table for c in counted} == tables
     assert len([c for c in counted if c.parameters_agree and c.flops_agree]) >= agreeing
+
+
+def test_figures_that_a_paper_does_not_print_are_not_given_as_its_own():
+    """HaloNet's Table 5 and appendix C.1 print no parameters: a figure of ours would appear in the paper's column."""
+    rows = [row for row in halonet_rows() if row.table in ("5", "C.1")]
+    assert {row.model for row in rows} == {"halo_resnet50_b8", "halo_resnet50_b32", "halo_resnet101_b8", "halo_50"}
+    assert all(row.parameters is None and row.flops is None for row in rows)
 
 
 PEERS = {  # of MRLA's Tables 1, 5, 6 and 12: printed parameters and FLOPs

@@ -2,7 +2,7 @@
 
 Channels per head are those of section 5.1, stages and stochastic depth those of appendix B.1.1. ResNets drop only the
 attention, with probability 0.2. EfficientNets and transformers use the stochastic depth of each block for the attention
-as well (`drop_path_rate`).
+as well (`drop_path_rate`): the same draw in the paper's reading, what the authors' programs do in the published one.
 """
 
 from __future__ import annotations
