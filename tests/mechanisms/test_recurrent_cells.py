@@ -135,3 +135,17 @@ def test_weights_of_earlier_versions_keep_their_sigmoids(tmp_path):
     today = interlayer.attach(small_resnet(), "rla", variant="convlstm").eval()
     earlier.load_state_dict(today.state_dict())
     torch.testing.assert_close(earlier(image), today(image))
+
+
+def test_weights_that_do_not_fit_leave_the_gates_as_they_are(tmp_path):
+    """Half of the function of the network would be that of a file that was refused."""
+    earlier = interlayer.attach(small_resnet(), "rla", variant="convlstm", gate_activation="sigmoid")
+    interlayer.save_weights(earlier, tmp_path / "earlier.safetensors")
+    wider = small_resnet()
+    wider.reset_classifier(9)
+    model = interlayer.attach(wider, "rla", variant="convlstm").eval()
+    image = torch.randn(2, 3, 64, 64)
+    expected = model(image)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        interlayer.load_weights(model, tmp_path / "earlier.safetensors")
+    assert torch.equal(model(image), expected)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def record_flag(module: nn.Module, name: str, value: bool, *, known_by: str) -> 
         value: whether the property is true.
         known_by: name of a tensor of `module` that all its weights contain.
     """
-    module.recorded_flags = {**getattr(module, "recorded_flags", {}), name: known_by}  # type: ignore[assignment]
+    module.recorded_flags = {**_flags(module), name: known_by}  # type: ignore[assignment]
     _set_flag(module, name, value)
     module.register_load_state_dict_pre_hook(_fit_flags)
 
@@ -69,13 +70,31 @@ def fit_flags(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         _fit_flags(module, tensors, f"{name}." if name else "")
 
 
+@contextmanager
+def fitted_flags(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run `fit_flags`, and undo it if the body raises an error, such as that of tensors that do not fit."""
+    before = [(module, {name: getattr(module, name) for name in _flags(module)}) for module in model.modules()]
+    try:
+        fit_flags(model, tensors)
+        yield
+    except Exception:
+        for module, flags in before:
+            for name, flag in flags.items():
+                module.register_buffer(name, flag)
+        raise
+
+
+def _flags(module: nn.Module) -> Mapping[str, str]:
+    """Returns the `known_by` of every property that `record_flag` recorded."""
+    return getattr(module, "recorded_flags", {})  # type: ignore[return-value]
+
+
 def _set_flag(module: nn.Module, name: str, value: bool) -> None:
     module.register_buffer(name, torch.ones((), dtype=torch.long) if value else None)
 
 
 def _fit_flags(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *others: Any) -> None:
-    flags: Mapping[str, str] = getattr(module, "recorded_flags", {})  # type: ignore[assignment]
-    for name, known_by in flags.items():
+    for name, known_by in _flags(module).items():
         if f"{prefix}{known_by}" in tensors:
             _set_flag(module, name, f"{prefix}{name}" in tensors)
             module.to(next(module.parameters()).device)
