@@ -164,7 +164,8 @@ class HaloAttention2d(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = f"block={self.block}, halo={self.halo}, stride={self.stride}"
-        return f"heads={self.heads}, {sizes}, position={self.position!r}"
+        how = "" if self.stride == 1 else f", downsampling={self.downsampling!r}"
+        return f"heads={self.heads}, {sizes}{how}, position={self.position!r}"
 
 
 def resized_table(table: Tensor, size: int) -> Tensor:

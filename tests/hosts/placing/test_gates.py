@@ -345,6 +345,12 @@ def test_squeeze_and_excitation_beside_context_broadcasting() -> None:
     assert not hasattr(model.blocks[0].mlp, "se_gate")
 
 
+def test_squeeze_and_excitation_says_both_places_that_a_network_lacks() -> None:
+    for name in ("vit_small_8_msa", "pvt_v2_b0"):  # a layer without an MLP, and MLPs that convolve
+        with pytest.raises(interlayer.AttachError, match=r"no residual blocks .*; nor has each of its blocks an MLP"):
+            interlayer.attach(timm.create_model(name), "se", image_size=64 if name == "pvt_v2_b0" else None)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in GATES if kind != "se"])
 def test_other_gates_refuse_transformers(kind: str) -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2)

@@ -38,6 +38,26 @@ def test_strided_layers_can_pool_as_in_sasa():
     assert not torch.allclose(model(image), pooled)
 
 
+def test_blocks_of_any_size_can_pool():
+    """Strided queries need a block divisible by the stride, pooling does not."""
+    model = timm.create_model("resnet18", num_classes=5)
+    with pytest.raises(ValueError, match="expected a block divisible by the stride 2"):
+        interlayer.attach(model, "halo", stages=(4,), block=7)
+    interlayer.attach(model, "halo", stages=(4,), block=7, downsampling="pooling")
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+    assert "stride=2, downsampling='pooling'" in repr(model)
+
+
+def test_convolutions_inside_augmented_ones_are_left_out():
+    model = interlayer.attach(timm.create_model("resnet18", num_classes=5), "aa", stages=(3, 4))
+    interlayer.attach(model, "halo", stages=(2,))
+    names = [name for name, module in model.named_modules() if isinstance(module, HaloAttention2d)]
+    assert names == [f"layer2.{block}.conv{conv}" for block in (0, 1) for conv in (1, 2)]
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+    with pytest.raises(ValueError, match="stages"):
+        interlayer.attach(interlayer.attach(timm.create_model("resnet18"), "aa", stages=(3, 4)), "halo", stages=(4,))
+
+
 @pytest.mark.parametrize(("stages", "expected"), [(None, 8), ((4,), 2), ((2, 3), 4)])
 def test_by_stage(stages, expected):
     model = make(stages=stages) if stages else make()

@@ -151,10 +151,12 @@ def place_gates(model: nn.Module, options: GateOptions, *, kind: str, image_size
     key, name = gate_key(kind), type(model).__name__
     try:
         stages = residual_stages(model, record_calls(model, probe_image(model, image_size)))
-    except AttachError:
-        if kind == "se" and _place_on_tokens(model, options, key, image_size):
-            return
-        raise
+    except AttachError as error:
+        if kind != "se":
+            raise
+        if not _place_on_tokens(model, options, key, image_size):
+            raise AttachError(f"{error}; nor has each of its blocks an MLP of tokens") from None
+        return
     if kind == "bridge" and not all(components.inner_channels(block.module) for stage in stages for block in stage):
         raise AttachError(f"bridge attention joins the convolutions of a ResNet's block, {name} has other blocks")
     chosen = _chosen(stages, options.blocks, name)
@@ -205,7 +207,7 @@ def _numbered(found: list[Call], blocks: Blocks, name: str) -> list[Call]:
 
 
 def _place_on_tokens(model: nn.Module, options: GateOptions, key: str, image_size: int | Grid | None) -> bool:
-    """Add SE at the end of the MLPs of a transformer or mixer. Returns False if the network is none."""
+    """Add SE at the end of the MLPs of a transformer or mixer. Returns False for another network."""
     name = type(model).__name__
     try:
         found = [block for chain in find_chains(model, image_size) for block in chain]

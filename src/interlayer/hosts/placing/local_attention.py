@@ -93,7 +93,7 @@ def _attention(path: str, conv: nn.Conv2d, size: tuple[int, int], options: Local
     if conv.in_channels % (2 * heads):
         raise AttachError(f"{path} has {conv.in_channels} input channels, which {heads} heads do not divide evenly")
     stride = int(conv.stride[0])
-    if options.block % stride:
+    if options.downsampling == "queries" and options.block % stride:
         raise AttachError(f"expected a block divisible by the stride {stride} of {path}, got {options.block}")
     return HaloAttention2d(
         conv.in_channels, conv.out_channels, heads=heads, block=options.block, halo=options.halo, stride=stride,
@@ -116,18 +116,20 @@ def spatial_convolutions(
 ) -> list[tuple[int, str, nn.Conv2d, tuple[int, int]]]:
     """Returns stage, name, module and input size of every plain 3x3 convolution in the stages, in execution order.
 
-    The stages are those that the network lists in `feature_info`, without the stem.
+    The stages are those that the network lists in `feature_info`, without the stem. Convolutions inside a layer that
+    replaced another one are left out.
     """
     listed = [getattr(module, "feature_info", None) for module in model.modules()]
     info: Any = next((entry for entry in listed if entry), [])
     entries = info.info if hasattr(info, "info") else info
     names = [str(entry.get("module", "")) for entry in entries if isinstance(entry, dict)]
     stages = [name for name in names if name and type(_module(model, name)) is nn.Sequential]
+    inside = tuple(f"{name}." for name, _ in replaced_layers(model))
     found = []
     for call in record_calls(model, probe_image(model, image_size)):
         stage = next((n for n, prefix in enumerate(stages, start=1) if call.name.startswith(f"{prefix}.")), None)
         conv = call.module
-        if stage is None or type(conv) is not nn.Conv2d or call.input is None:
+        if stage is None or type(conv) is not nn.Conv2d or call.input is None or call.name.startswith(inside):
             continue
         if conv.kernel_size == (3, 3) and conv.dilation != (1, 1):
             raise AttachError(
