@@ -1,7 +1,7 @@
 """The mechanisms of the papers as modules, one file per mechanism."""
 
 from .broadcast import ContextBroadcast, UniformHeadAttention, fit_uniform_heads
-from .description import description_differences, fit_flags
+from .description import description_differences, fit_flags, fitted_flags
 from .emsa import EfficientAttention, PixelAttention
 from .gates import fit_gate_factors, fitted_gates
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
@@ -29,6 +29,7 @@ __all__ = [
     "fit_gate_factors",
     "fit_halo_tables",
     "fit_uniform_heads",
+    "fitted_flags",
     "fitted_gates",
     "resize_halo",
 ]

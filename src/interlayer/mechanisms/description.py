@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,8 +70,26 @@ def fit_flags(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         _fit_flags(module, tensors, f"{name}." if name else "")
 
 
+@contextmanager
+def fitted_flags(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run `fit_flags`, and undo it if the body raises an error, such as that of tensors that do not fit."""
+    before = [
+        (module, name, getattr(module, name) is not None)
+        for module in model.modules()
+        for name in getattr(module, "recorded_flags", {})
+    ]
+    fit_flags(model, tensors)
+    try:
+        yield
+    except Exception:
+        for module, name, value in before:
+            _set_flag(module, name, value)
+        raise
+
+
 def _set_flag(module: nn.Module, name: str, value: bool) -> None:
-    module.register_buffer(name, torch.ones((), dtype=torch.long) if value else None)
+    device = next((parameter.device for parameter in module.parameters()), None)
+    module.register_buffer(name, torch.ones((), dtype=torch.long, device=device) if value else None)
 
 
 def _fit_flags(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *others: Any) -> None:
@@ -78,4 +97,3 @@ def _fit_flags(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *o
     for name, known_by in flags.items():
         if f"{prefix}{known_by}" in tensors:
             _set_flag(module, name, f"{prefix}{name}" in tensors)
-            module.to(next(module.parameters()).device)

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import hosts
-from ..mechanisms import fit_flags, fit_halo_tables, fit_uniform_heads, fitted_gates
+from ..mechanisms import fit_halo_tables, fit_uniform_heads, fitted_flags, fitted_gates
 from .checkpoints import CheckpointError, check_description, named_tensors, read_checkpoint, unwrap
 from .origin import Origin, taken_over
 from .positions import fit_positions
@@ -92,8 +92,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     state_dict, descriptions = read_checkpoint(path)
     check_description(descriptions, model)
     tensors = fit_uniform_heads(model, unwrap(state_dict), descriptions)
-    fit_flags(model, tensors)
-    with fitted_gates(model, tensors):
+    with fitted_flags(model, tensors), fitted_gates(model, tensors):
         match_tensors(tensors, model.state_dict()).check("the checkpoint does not fit the model")
     model.load_state_dict(tensors)
 
@@ -112,13 +111,13 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
         The names of tensors that were loaded, missing, unexpected or mismatched.
     """
     given = named_tensors(state_dict)
-    fit_flags(model, given)
-    expected = _without(model.state_dict(), _attached_names(model))
     tensors = hosts.as_wide_as(model, fit_positions(model, given))
     own = _without(tensors, hosts.names_of_replaced(model, tensors))
-    report = match_tensors(own, expected)
-    if strict:
-        report.check("these are not the weights of this backbone, nothing was loaded")
+    with fitted_flags(model, given):
+        expected = _without(model.state_dict(), _attached_names(model))
+        report = match_tensors(own, expected)
+        if strict:
+            report.check("these are not the weights of this backbone, nothing was loaded")
     model.load_state_dict({name: own[name] for name in report.placed}, strict=False)
     report.placed.extend(hosts.hand_to_replaced(model, tensors))
     return report
@@ -137,8 +136,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     check_description(descriptions, network)
     narrow = fit_positions(network, fit_uniform_heads(network, tensors, descriptions))
     tensors = hosts.as_wide_as(network, narrow)
-    fit_flags(network, tensors)
-    with fitted_gates(network, tensors):
+    with fitted_flags(network, tensors), fitted_gates(network, tensors):
         expected = network.state_dict()
         head = classifier_names(network)
         other_head = {name for name in head & tensors.keys() if tensors[name].shape != expected[name].shape}
