@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from run_folders import assert_same_run, metrics, weights
 
-from interlayer.models.checkpoints import METADATA_KEY, read_checkpoint
+from interlayer.models.checkpoints import METADATA_KEY, CheckpointError, read_checkpoint
 from interlayer.training import Stopped, Trainer, TrainingError, train
 from interlayer.training.checkpoint import Checkpoints
 from interlayer.training.lock import FolderLock
@@ -367,6 +367,18 @@ def test_a_wide_head_of_an_earlier_run_is_resumed_with_its_function(small, tmp_p
     for run in ("now", "earlier"):
         train(recipe, tmp_path / run, resume=True)
     torch.testing.assert_close(weights(tmp_path / "earlier"), weights(tmp_path / "now"))
+
+
+def test_a_run_whose_network_has_changed_is_not_resumed(small, tmp_path):
+    """The recipe of the run was edited, or a later version builds another network of it."""
+    with pytest.raises(Stopped):
+        train(small(model="preresnet20_cifar+nl:blocks=all"), tmp_path / "run", stop=stop_after(2))
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("nl:blocks=all", "nl"))
+    with pytest.raises(
+        CheckpointError, match=r"does not fit the network of the recipe: .*nl:blocks=all for earlier files"
+    ):
+        train(small(model="preresnet20_cifar+nl"), tmp_path / "run", resume=True)
 
 
 def test_tensorboard_keeps_every_epoch_of_a_resumed_run(small, tmp_path):

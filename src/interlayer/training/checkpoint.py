@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..mechanisms import fit_flags, fit_gate_factors, fit_uniform_heads
 from ..models.checkpoints import CheckpointError, read_checkpoint, save_weights
+from ..models.weights import check_fit
 from .files import TrainingError, flush_folder, make_folder, writing
 from .isolation import random_state, restore_random_state
 from .setup import TrainingSetup
@@ -221,6 +222,7 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
     if setup.recipe.sharding == "fsdp":
         load_full_state(setup.network, setup.optimizer, weights["weights"], saved["optimizer"])
     else:
+        check_fit(setup.network, weights["weights"], f"{path} does not fit the network of the recipe")
         setup.network.load_state_dict(weights["weights"])
         setup.optimizer.load_state_dict(saved["optimizer"])
     if setup.ema is not None:
