@@ -138,6 +138,29 @@ def test_other_subsets_are_restricted_if_asked_for(loaded, photographs, tmp_path
     assert "predictions are among all 1,000, unless restricted by --restrict" in caplog.text
 
 
+def test_a_restriction_that_would_change_nothing_is_named(loaded, photographs, tmp_path, caplog):
+    """Otherwise it would seem to have been done."""
+    with pytest.raises(TrainingError, match="the data has no folders that are matched with classes: leave it out"):
+        evaluate(load_network(MODEL, [f"weights={small_weights(tmp_path, 10)}", *OPTIONS]), "digits", restrict=True)
+    for synset in SYNSETS:
+        save(photographs[0].resize((8, 8)), tmp_path / "all" / synset / "a.jpg")
+    scores = evaluate(loaded, str(tmp_path / "all"), restrict=True)
+    assert scores["candidate_classes"] == 1000
+    assert "all classes have a folder: there is nothing to restrict" in caplog.text
+
+
+def small_weights(folder: Path, classes: int) -> Path:
+    path = folder / "small.safetensors"
+    safetensors.torch.save_file(timm.create_model(MODEL, num_classes=classes).state_dict(), path)
+    return path
+
+
+def test_classes_of_other_data_are_not_taken_for_imagenets_numbers(loaded):
+    """The classes of the digits are named 0 to 9, and are not tench to ostrich."""
+    with pytest.raises(TrainingError, match="digits has other classes than the network"):
+        evaluate(loaded, "digits")
+
+
 def test_restricted_predictions_also_count_for_the_contribution(weights, photographs, tmp_path):
     """Otherwise the network with and without its mechanism would be compared on different tasks."""
     for i in range(3):
@@ -168,7 +191,25 @@ def test_any_right_label_of_imagenet_real_counts(class_folders, loaded, photogra
     losses = [-float(p[labels].sum().log()) for p, labels in zip(probabilities[1:], right[1:], strict=True)]
     assert scores["images"] == 3
     assert scores["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert "3 images have right labels in ImageNet-ReaL, and any of them counts" in caplog.text
     assert "1 of 4 images have no right label and are left out" in caplog.text
+
+
+def test_the_folder_of_the_validation_images_is_found_or_given(loaded, photographs, weights, tmp_path, caplog):
+    for name in ("val", "renamed"):
+        save(photographs[0], validation_file(tmp_path, 2, name))
+    save(photographs[0], validation_file(tmp_path, 3, "renamed"))
+    assert evaluate(loaded, str(tmp_path), labels="real")["images"] == 1
+    assert f"evaluating {tmp_path / 'val'}" in caplog.text
+    given = load_network(MODEL, [f"weights={weights}", *OPTIONS, "data_options.validation_split=renamed"])
+    scores = evaluate(given, str(tmp_path), labels="real")
+    assert (scores["images"], scores["labels"]) == (2, "real")
+    assert ", labels=real" in loaded.task.show_details(scores)[0].title
+    with pytest.raises(TrainingError, match="has no test split: it holds renamed, val"):
+        evaluate(loaded, str(tmp_path), labels="real", split="test")
+    save(photographs[0], validation_file(tmp_path, 4, "valid"))
+    with pytest.raises(TrainingError, match="holds val/ and valid/: give one as --data"):
+        evaluate(loaded, str(tmp_path), labels="real")
 
 
 def test_labels_of_ones_own_file_are_counted_once_each(loaded, photographs, tmp_path):
@@ -176,10 +217,17 @@ def test_labels_of_ones_own_file_are_counted_once_each(loaded, photographs, tmp_
     files = [save(photographs[i], validation_file(tmp_path / "val", i + 1)) for i in range(3)]
     logits = logits_of(loaded, files)
     best = logits.argmax(1).tolist()
-    right = [[0, best[0]], [best[1]], [label for label in (0, 1, 2) if label != best[2]], *([] for _ in range(49_997))]
+    right = [
+        [0, best[0]],
+        [best[1], best[1]],
+        [label for label in (0, 1, 2) if label != best[2]],
+        *([] for _ in range(49_997)),
+    ]
     (tmp_path / "mine.json").write_text(json.dumps(right))
     scores = evaluate(loaded, str(tmp_path), labels=str(tmp_path / "mine.json"))
     assert (scores["images"], scores["accuracy"]) == (3, pytest.approx(2 / 3))
+    losses = [-p[sorted(set(labels))].sum().log() for p, labels in zip(logits.double().softmax(1), right, strict=False)]
+    assert scores["loss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-4), "a repeated label counts once"
     counted = {entry["class"]: (entry["images"], entry["accuracy"]) for entry in scores["classes"] if entry["images"]}
     assert sum(images for images, _ in counted.values()) == 3
     assert sum(images * accuracy for images, accuracy in counted.values()) == pytest.approx(2)
@@ -206,6 +254,7 @@ def entries(count: int = 50_000, first: object = None) -> list[object]:
     ("folder", "content", "message"),
     [
         ("1000", None, "the class folder 1000 is no class number of ImageNet-1k: expected 0 to 999"),
+        ("extra", None, "extra cannot be used: its class 'extra' is not among the 1000 classes"),
         ("n99999999", None, "its class 'n99999999' is not among the 1000 classes"),
         ("", entries(3), "must be a list of 50,000 lists, one for each validation image, got 3 entries"),
         ("", {"a": [1]}, "must be a list of 50,000 lists, one for each validation image, got dict"),
@@ -214,17 +263,19 @@ def entries(count: int = 50_000, first: object = None) -> list[object]:
         ("", entries(first=[]), "none of the 1 images of .* has a right label"),
         ("", "nothing", "no such file of labels; labels=real are those of ImageNet-ReaL"),
         ("", "broken", "is not valid JSON"),
+        ("", "binary", "is not valid JSON"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(folder, content, message, loaded, photographs, tmp_path):
     save(photographs[0], validation_file(tmp_path / "images", 1, folder))
     if folder:
-        save(photographs[0], tmp_path / "images" / ("0" if folder.isdecimal() else SYNSETS[0]) / "a.jpg")
+        save(photographs[0], tmp_path / "images" / (SYNSETS[0] if folder.startswith("n") else "0") / "a.jpg")
     labels = None
     if content is not None:
         labels = str(tmp_path / "labels.json")
         if content != "nothing":
-            Path(labels).write_text("[1" if content == "broken" else json.dumps(content))
+            texts = {"broken": b"[1", "binary": b"\x94\xff"}
+            Path(labels).write_bytes(texts[content] if isinstance(content, str) else json.dumps(content).encode())
     with pytest.raises(TrainingError, match=message):
         evaluate(loaded, str(tmp_path / "images"), labels=labels)
 
@@ -243,9 +294,7 @@ def test_labels_need_a_network_of_imagenet_and_no_restriction(loaded, photograph
         evaluate(loaded, str(tmp_path), labels="real", restrict=True)
     with pytest.raises(TrainingError, match="needs a folder of ImageNet's validation images, got digits"):
         evaluate(loaded, "digits", labels="real")
-    small = timm.create_model(MODEL, num_classes=3)
-    safetensors.torch.save_file(small.state_dict(), tmp_path / "small.safetensors")
-    other = load_network(MODEL, [f"weights={tmp_path / 'small.safetensors'}", *OPTIONS])
+    other = load_network(MODEL, [f"weights={small_weights(tmp_path, 3)}", *OPTIONS])
     with pytest.raises(TrainingError, match="classes of ImageNet-1k, and the network has other classes"):
         evaluate(other, str(tmp_path), labels="real")
 

@@ -12,7 +12,7 @@ POOLING_BLOCKS = ("stages.0.2", "stages.1.8")
 
 def network(**options):
     torch.manual_seed(0)
-    return timm.create_model("xception_cifar", num_classes=3, **options).eval()
+    return timm.create_model("xception_cifar", **{"num_classes": 3, **options}).eval()
 
 
 @pytest.mark.parametrize("pooling", ["avg", "max"])
@@ -43,3 +43,18 @@ def test_weights_of_earlier_versions_keep_their_max_pooling(tmp_path):
     interlayer.load_backbone(attached, earlier.state_dict())
     for loaded in (model, attached):
         torch.testing.assert_close(loaded(image), earlier(image))
+
+
+def test_weights_that_do_not_fit_leave_the_pooling_as_it_is(tmp_path):
+    """An error says that nothing was loaded, so the network must compute what it computed before."""
+    path, image = tmp_path / "earlier.safetensors", torch.randn(2, 3, 16, 16)
+    earlier = network(pooling="max", num_classes=7)
+    interlayer.save_weights(earlier, path)
+    model, attached = network(), interlayer.attach(network(), "rla", init="identity", state_channels=4).eval()
+    expected = [loaded(image) for loaded in (model, attached)]
+    with pytest.raises(ValueError, match="does not fit the model"):
+        interlayer.load_weights(model, path)
+    with pytest.raises(ValueError, match="nothing was loaded"):
+        interlayer.load_backbone(attached, earlier.state_dict())
+    for loaded, before in zip((model, attached), expected, strict=True):
+        assert torch.equal(loaded(image), before)

@@ -14,10 +14,11 @@ import time
 import weakref
 
 import pytest
+import safetensors.torch
 import torch
 from run_folders import assert_same_run, metrics, weights
 
-from interlayer.models.checkpoints import read_checkpoint
+from interlayer.models.checkpoints import METADATA_KEY, CheckpointError, read_checkpoint
 from interlayer.training import Stopped, Trainer, TrainingError, train
 from interlayer.training.checkpoint import Checkpoints
 from interlayer.training.lock import FolderLock
@@ -348,6 +349,36 @@ def test_a_checkpoint_of_an_earlier_step_is_not_the_first_to_go(tmp_path):
     for number in (1, 2, 2, 3):
         checkpoints.save(number, network, {"weights": network.state_dict()}, {"number": number})
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["step_000000002", "step_000000003"]
+
+
+def test_a_wide_head_of_an_earlier_run_is_resumed_with_its_function(small, tmp_path):
+    """Earlier versions scaled scores by other channels, and only the description of a checkpoint tells that."""
+    options = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "num_heads": 3, "depth": 2}
+    recipe = small(model="vit_tiny_patch16_224+cb:where=wide_head", model_options=options, epochs=2)
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path / "now", stop=stop_after(3))
+    shutil.copytree(tmp_path / "now", tmp_path / "earlier")
+    (file,) = (tmp_path / "earlier" / "checkpoints").glob("*/weights.safetensors")
+    tensors, descriptions = read_checkpoint(file)
+    (name,) = (name for name, saved in descriptions.items() if saved.pop("scale", None))
+    for tensor in (tensors[f"{name}.qk.weight"], tensors[f"{name}.qk.bias"]):
+        tensor[: len(tensor) // 2] *= (8 / 12) ** 0.5  # scores were divided by sqrt(8), now by sqrt(12)
+    safetensors.torch.save_file(tensors, file, metadata={METADATA_KEY: json.dumps(descriptions)})
+    for run in ("now", "earlier"):
+        train(recipe, tmp_path / run, resume=True)
+    torch.testing.assert_close(weights(tmp_path / "earlier"), weights(tmp_path / "now"))
+
+
+def test_a_run_whose_network_has_changed_is_not_resumed(small, tmp_path):
+    """The recipe of the run was edited, or a later version builds another network of it."""
+    with pytest.raises(Stopped):
+        train(small(model="preresnet20_cifar+nl:blocks=all"), tmp_path / "run", stop=stop_after(2))
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("nl:blocks=all", "nl"))
+    with pytest.raises(
+        CheckpointError, match=r"does not fit the network of the recipe: .*nl:blocks=all for earlier files"
+    ):
+        train(small(model="preresnet20_cifar+nl"), tmp_path / "run", resume=True)
 
 
 def test_tensorboard_keeps_every_epoch_of_a_resumed_run(small, tmp_path):

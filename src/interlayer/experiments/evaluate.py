@@ -60,7 +60,9 @@ def evaluate(
         JSON-serializable values.
     """
     if labels is not None and restrict:
-        raise TrainingError(f"restrict keeps to the classes that have a folder, and labels={labels} reads no folders")
+        raise TrainingError(
+            f"restrict keeps to the classes that have a folder, and labels={labels} reads no folders: give one of them"
+        )
     recipe = _recipe(trained, data)
     opened = _open(trained, recipe, data, named_split(split) if split else None, labels, skip_option)
     task = _restricted(_task(trained, opened), trained, opened, restrict)
@@ -72,6 +74,7 @@ def evaluate(
     return {
         "model": trained.recipe.model,
         "data": recipe.data,
+        **({"labels": labels} if labels else {}),
         "images": scores.count,
         **{metric.name: scores.metrics[metric.name] for metric in task.eval_metrics},
         "loss": scores.metrics["loss"],
@@ -130,8 +133,17 @@ def _restricted(task: Task, trained: LoadedNetwork, opened: Data, restrict: bool
     The last note of the data, which says how many classes have a folder, is completed with what is done.
     """
     if opened.labels is None:
+        if restrict:
+            raise TrainingError(
+                "restrict keeps to the classes that have a folder, and the data has no folders that are matched with "
+                "classes: leave it out, or give a folder as --data"
+            )
         return task
     assert trained.class_names is not None, "only folders that were matched with class names have some of the classes"
+    if len(opened.labels) == len(trained.class_names):
+        if restrict:
+            opened.notes.append("all classes have a folder: there is nothing to restrict")
+        return task
     benchmark = trained.class_names.benchmark(opened.labels)
     if restrict or (restrict is None and benchmark):
         of_benchmark = f", those of {benchmark}" if benchmark else ""

@@ -73,14 +73,15 @@ def fit_flags(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 @contextmanager
 def fitted_flags(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Run `fit_flags`, and undo it if the body raises an error, such as that of tensors that do not fit."""
-    before = [(module, {name: getattr(module, name) for name in _flags(module)}) for module in model.modules()]
+    before = [
+        (module, name, getattr(module, name) is not None) for module in model.modules() for name in _flags(module)
+    ]
     try:
         fit_flags(model, tensors)
         yield
     except Exception:
-        for module, flags in before:
-            for name, flag in flags.items():
-                module.register_buffer(name, flag)
+        for module, name, value in before:
+            _set_flag(module, name, value)
         raise
 
 
@@ -90,11 +91,11 @@ def _flags(module: nn.Module) -> Mapping[str, str]:
 
 
 def _set_flag(module: nn.Module, name: str, value: bool) -> None:
-    module.register_buffer(name, torch.ones((), dtype=torch.long) if value else None)
+    device = next((parameter.device for parameter in module.parameters()), None)
+    module.register_buffer(name, torch.ones((), dtype=torch.long, device=device) if value else None)
 
 
 def _fit_flags(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *others: Any) -> None:
     for name, known_by in _flags(module).items():
         if f"{prefix}{known_by}" in tensors:
             _set_flag(module, name, f"{prefix}{name}" in tensors)
-            module.to(next(module.parameters()).device)

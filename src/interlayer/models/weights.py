@@ -14,6 +14,7 @@ unexpected and mismatched tensors are reported in the same way:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,6 +84,21 @@ def match_tensors(
     )
 
 
+def check_fit(model: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+    """Raises a `CheckpointError` that begins with `what` unless `tensors` are exactly those of `model`."""
+    report = match_tensors(tensors, model.state_dict())
+    report.check(what, _other_blocks(report))
+
+
+def _other_blocks(report: LoadReport) -> str:
+    """Returns a remark about gates that a checkpoint has in more blocks than the network."""
+    kinds = {found[1] for name in report.unexpected if (found := re.search(r"\.(\w+)_gate\.", name))}
+    for kind in sorted(kinds):
+        if any(f".{kind}_gate." in name for name in report.placed):
+            return f"; it has {kind} in other blocks: set the option blocks, {kind}:blocks=all for earlier files"
+    return ""
+
+
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Loads weights saved by `save_weights`, or any state dict of this model, strictly.
 
@@ -93,7 +109,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     check_description(descriptions, model)
     tensors = fit_uniform_heads(model, unwrap(state_dict), descriptions)
     with fitted_flags(model, tensors), fitted_gates(model, tensors):
-        match_tensors(tensors, model.state_dict()).check("the checkpoint does not fit the model")
+        check_fit(model, tensors, "the checkpoint does not fit the model")
     model.load_state_dict(tensors)
 
 
@@ -111,10 +127,10 @@ def load_backbone(model: nn.Module, state_dict: Mapping[str, Tensor], *, strict:
         The names of tensors that were loaded, missing, unexpected or mismatched.
     """
     given = named_tensors(state_dict)
+    tensors = hosts.as_wide_as(model, fit_positions(model, given))
+    own = _without(tensors, hosts.names_of_replaced(model, tensors))
     with fitted_flags(model, given):
         expected = _without(model.state_dict(), _attached_names(model))
-        tensors = hosts.as_wide_as(model, fit_positions(model, given))
-        own = _without(tensors, hosts.names_of_replaced(model, tensors))
         report = match_tensors(own, expected)
         if strict:
             report.check("these are not the weights of this backbone, nothing was loaded")
@@ -142,7 +158,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
         other_head = {name for name in head & tensors.keys() if tensors[name].shape != expected[name].shape}
         own = _without(tensors, other_head.union(hosts.names_of_replaced(network, tensors)))
         report = match_tensors(own, expected, optional=head | _attached_names(network))
-        report.check(f"{path} does not fit the network")
+        report.check(f"{path} does not fit the network", _other_blocks(report))
     network.load_state_dict(own, strict=False)
     report.placed.extend(hosts.hand_to_replaced(network, tensors))
     widened = {name for name in own if own[name].shape != narrow[name].shape}  # some of its columns are new

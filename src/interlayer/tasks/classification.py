@@ -141,10 +141,12 @@ class Classification(Task):
             "calibration error": f"{evaluation['calibration_error']:.4f}",
         }
         entries, note = evaluation["classes"], ""
-        candidates, among = evaluation["candidate_classes"], ""
+        candidates, title = evaluation["candidate_classes"], f"{evaluation['model']} on {evaluation['data']}"
+        if "labels" in evaluation:
+            title += f", labels={evaluation['labels']}"
         if candidates < len(entries):
-            among = f", predictions among {candidates:,} of {len(entries):,} classes"
-        overall = Table(f"{evaluation['model']} on {evaluation['data']}{among}", list(shown), [list(shown.values())])
+            title += f", predictions among {candidates:,} of {len(entries):,} classes"
+        overall = Table(title, list(shown), [list(shown.values())])
         if len(entries) > SHOWN_CLASSES:
             present = [entry for entry in entries if entry["images"]]
             entries = sorted(present, key=lambda entry: entry["accuracy"])[:SHOWN_CLASSES]

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..mechanisms import fit_flags, fit_gate_factors
+from ..mechanisms import fit_flags, fit_gate_factors, fit_uniform_heads
 from ..models.checkpoints import CheckpointError, read_checkpoint, save_weights
+from ..models.weights import check_fit
 from .files import TrainingError, flush_folder, make_folder, writing
 from .isolation import random_state, restore_random_state
 from .setup import TrainingSetup
@@ -76,13 +77,17 @@ class Checkpoints:
             return []
         return sorted(self.folder.glob("step_*")) or sorted(self.folder.glob(".step_*.old"))
 
-    def load(self) -> tuple[Path, dict[str, Mapping[str, Tensor]], Any] | None:
-        """Reads the newest readable checkpoint: its folder, weights by name, state. Returns None if there is none."""
+    def load(self, network: nn.Module | None = None) -> tuple[Path, dict[str, Mapping[str, Tensor]], Any] | None:
+        """Reads the newest readable checkpoint: its folder, weights by name, state. Returns None if there is none.
+
+        Args:
+            network: the network that uniform heads of earlier versions are fitted to; if None, tensors are as written.
+        """
         failures = []
         for path in reversed(self.all()):
             try:
                 weights: dict[str, Mapping[str, Tensor]] = {
-                    file.stem: read_checkpoint(file)[0] for file in path.glob("*.safetensors")
+                    file.stem: _fitted(network, *read_checkpoint(file)) for file in path.glob("*.safetensors")
                 }
                 if "weights" not in weights:
                     raise CheckpointError(f"{path} holds no weights")
@@ -92,6 +97,12 @@ class Checkpoints:
         if failures:
             raise TrainingError(f"no checkpoint can be read; {failures[0]}")
         return None
+
+
+def _fitted(
+    network: nn.Module | None, tensors: dict[str, Tensor], descriptions: dict[str, dict[str, str]]
+) -> dict[str, Tensor]:
+    return tensors if network is None else fit_uniform_heads(network, tensors, descriptions)
 
 
 def _flush_file(path: Path) -> None:
@@ -194,7 +205,7 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
         The state of the run; a new state if there is no checkpoint.
     """
     processes = setup.processes
-    found = checkpoints.load() if processes.is_main else None
+    found = checkpoints.load(setup.network) if processes.is_main else None
     found = processes.broadcast(found)  # other ranks may be on machines that cannot access the folder
     if found is None:
         return RunState()
@@ -211,6 +222,7 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
     if setup.recipe.sharding == "fsdp":
         load_full_state(setup.network, setup.optimizer, weights["weights"], saved["optimizer"])
     else:
+        check_fit(setup.network, weights["weights"], f"{path} does not fit the network of the recipe")
         setup.network.load_state_dict(weights["weights"])
         setup.optimizer.load_state_dict(saved["optimizer"])
     if setup.ema is not None:

@@ -16,6 +16,7 @@ from interlayer.mechanisms.double_attention import DoubleAttention
 from interlayer.mechanisms.gates import BranchAttention, TokenSE
 from interlayer.models.build import build_network
 from interlayer.models.checkpoints import CheckpointError
+from interlayer.models.weights import start_from
 
 
 def _network(seed: int = 0) -> torch.nn.Module:
@@ -244,6 +245,21 @@ def test_weights_that_do_not_fit_leave_the_gates_as_they_are(kind: str, earlier:
         interlayer.load_weights(model, path)
     assert list(model.state_dict()) == names
     assert torch.equal(model(IMAGES), expected)
+
+
+def test_weights_with_gates_in_other_blocks_name_the_option(tmp_path: Path) -> None:
+    """Earlier versions put non-local attention into all blocks."""
+    path = tmp_path / "weights.safetensors"
+    earlier = interlayer.attach(_network(), "nl", blocks="all", reduction=8)
+    interlayer.save_weights(earlier, path)
+    for load in (interlayer.load_weights, start_from):
+        with pytest.raises(
+            CheckpointError, match="it has nl in other blocks: set the option blocks, nl:blocks=all for"
+        ):
+            load(interlayer.attach(_network(), "nl"), path)
+        model = interlayer.attach(_network(), "nl", blocks="all")
+        load(model, path)
+        assert torch.equal(model(IMAGES), earlier(IMAGES))
 
 
 def test_global_context_is_added() -> None:

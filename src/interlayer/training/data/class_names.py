@@ -69,11 +69,11 @@ class ClassNames:
         """Returns the label of each class folder whose name is a class.
 
         A name matches exactly, or else regardless of case and punctuation if only one class has it. ImageNet's classes
-        are also matched by WordNet id and by any lemma, and those of ImageNet-1k by number if all folders are numbers,
-        as in ImageNet-V2.
+        are also matched by WordNet id and by any lemma, and those of ImageNet-1k by number if no folder is matched
+        otherwise, as in ImageNet-V2.
 
         Raises:
-            TrainingError: if all folders are numbers, and one is no class of ImageNet-1k.
+            TrainingError: if the folders are numbers, and one is no class of ImageNet-1k.
         """
         exact = {name: label for label, name in enumerate(self.names)}
         synsets = {name: label for label, name in enumerate(self.synsets)}
@@ -83,8 +83,8 @@ class ClassNames:
             label = exact.get(folder, synsets.get(folder[:9], similar.get(_normalized(folder), -1)))
             if label >= 0:
                 found[folder] = label
-        if not found and self.is_imagenet_1k and all(folder.isdecimal() for folder in folders):
-            return {folder: _class_number(folder) for folder in folders}
+        if not found and self.is_imagenet_1k:
+            return {folder: _class_number(folder) for folder in folders if folder.isdecimal()}
         return found
 
     @property

@@ -22,7 +22,7 @@ class Data:
         classes: class names, by label.
         problems: images that cannot be used.
         notes: messages to the user about how the data was split.
-        labels: the classes that have images, if they are known and fewer than all; None otherwise.
+        labels: the classes of the network that have a folder, if class folders were matched with them; None otherwise.
     """
 
     train: Images | Stream

@@ -62,25 +62,28 @@ def open_folder_to_evaluate(
     found = class_folders(path)
     labels = classes.match(found) if len(classes) else {name: label for label, name in enumerate(found)}
     images = FolderImages(path, classes.names or found, problems, labels=labels)
-    data = Data(images, None, images, list(images.classes), problems, notes)
-    if classes.is_imagenet_1k and all(name.isdecimal() for name in found):
-        notes.append(f"the class folders of {path} are the numbers of ImageNet's classes")
     present = sorted(set(labels.values()))
+    if classes.is_imagenet_1k and all(name.isdecimal() for name in labels):
+        notes.append(f"the class folders of {path} are the numbers of ImageNet's classes")
     if len(present) < len(classes):
         notes.append(f"{len(present):,} of the {len(classes):,} classes have a folder in {path}")
-        data.labels = present
-    return data
+    return Data(images, None, images, list(images.classes), problems, notes, labels=present if len(classes) else None)
 
 
 def _splits(path: Path, recipe: Recipe) -> dict[str, Path]:
     """Returns the folder of each split, found by name or given by the recipe."""
     if not path.is_dir():
         raise TrainingError(f"{path} is a file, expected a folder of images")
+    return find_splits(path, chosen_splits(recipe))
+
+
+def chosen_splits(recipe: Recipe) -> dict[str, str]:
+    """Returns the names of the folders by split that the recipe gives in `data_options`."""
     keys = {f"{split}_split": split for split in SPLITS}
     for key in recipe.data_options:
         if key not in keys:
             raise TrainingError(f"a folder of images has no option {key!r}: {', '.join(keys)}")
-    return find_splits(path, {keys[key]: str(name) for key, name in recipe.data_options.items()})
+    return {keys[key]: str(name) for key, name in recipe.data_options.items()}
 
 
 def _hold_test_out(images: FolderImages, problems: Problems, why: str) -> Data:

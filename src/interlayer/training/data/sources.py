@@ -75,7 +75,7 @@ def open_data_to_evaluate(
     """
     path = Path(recipe.data).expanduser()
     if labels is not None:
-        return open_relabeled_folder(path, classes, split, problems, labels=labels)
+        return open_relabeled_folder(path, recipe, classes, split, problems, labels=labels)
     if path.is_dir() and find_cifar(path) is None:
         return open_folder_to_evaluate(path, recipe, classes, split, problems)
     data = open_data(recipe, problems)
@@ -84,7 +84,7 @@ def open_data_to_evaluate(
         raise TrainingError(f"{recipe.data} has no {split} split")
     found = list(images.classes)
     matched = classes.match(found)
-    in_order = [matched.get(name) for name in found] == list(range(len(found)))
+    in_order = [matched.get(name) for name in found] == list(range(len(classes)))
     if len(classes) and isinstance(images, Images) and not in_order:
         raise TrainingError(
             f"{recipe.data} has other classes than the network: {shortened(found)} instead of "
