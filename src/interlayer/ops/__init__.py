@@ -7,6 +7,7 @@ from .feed_forward import feed_forward
 from .halo_attention import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
 from .layer_norm import layer_norm
+from .light_layer import BlockEnd, channel_projections, light_layer, masked_sum, supports_open_end
 from .mixed_attention import mixed_attention
 from .pointwise import pointwise
 from .residual_end import BatchNormArguments, residual_end
@@ -16,19 +17,24 @@ choose_from_environment()
 
 __all__ = [
     "BatchNormArguments",
+    "BlockEnd",
     "attention",
     "backend",
     "backends",
     "broadcast_context",
+    "channel_projections",
     "depthwise_value",
     "feed_forward",
     "halo_attention",
     "layer_attention",
     "layer_norm",
     "light_attention",
+    "light_layer",
     "linear_recurrence",
+    "masked_sum",
     "mixed_attention",
     "pointwise",
     "residual_end",
     "shrink",
+    "supports_open_end",
 ]

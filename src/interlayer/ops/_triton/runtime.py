@@ -199,5 +199,9 @@ def pieces(number: int, size: int) -> int:
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Launches a kernel on the GPU of its first tensor."""
-    with torch.cuda.device_of(args[0]):
+    device = args[0].device
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        kernel[grid](*args, **constants)  # without the context manager, which takes as long as a small kernel
+        return
+    with torch.cuda.device(device):
         kernel[grid](*args, **constants)

@@ -1,0 +1,269 @@
+"""Kernels of batch norm that the kernels of a block's end share: statistics, their table, and gradients.
+
+Statistics are combined from those of several programs, each of which stores for its pixels and each channel
+
+    moments   [splits, 3, C]: the number of pixels n, their mean m and the sum M of squared differences from it
+
+by Chan's formula, mean = sum of n m / N, variance = sum of (M + n (m - mean)²) / N, which does not cancel if the mean
+is large. What the other kernels read of a norm is one table:
+
+    table     [4, C]: mean, 1 / std, scale = gamma / std, shift = beta - mean scale
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..residual_end import BatchNormArguments
+from .runtime import INTERPRETED, TYPES, pieces, power_of_2, run_kernel
+
+SPLITS = 32  # partial sums that are added at once
+ROWS = 32  # pixels that a program holds at once
+CHANNELS = 64  # channels that a program holds at once
+PROGRAMS = 8 if INTERPRETED else 1056  # of a reduction: eight for each of the 132 multiprocessors of an H200
+
+
+@triton.jit
+def store_moments(moments_ptr, split, columns, inside, channels, count, pivot, total, squares):
+    """Stores the moments of one program, given the sums of x - pivot and of its square."""
+    mean = total / count
+    start = moments_ptr + split * 3 * channels + columns
+    tl.store(start, tl.zeros_like(mean) + count, mask=inside)
+    tl.store(start + channels, pivot + mean, mask=inside)
+    tl.store(start + 2 * channels, tl.maximum(squares - total * mean, 0.0), mask=inside)
+
+
+@triton.jit
+def _moments_kernel(
+    x_ptr,  # [rows, channels]
+    moments_ptr,  # [splits, 3, channels]
+    rows,
+    channels,
+    rows_per_split,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    split = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    first = split * rows_per_split
+    last = tl.minimum(first + rows_per_split, rows)
+    pivot = tl.load(x_ptr + first * channels + columns, mask=inside, other=0.0).to(ACC)
+    total = tl.zeros([ROWS, CHANNELS], ACC)
+    squares = tl.zeros([ROWS, CHANNELS], ACC)
+    for start in range(first, last, ROWS):
+        lines = start + tl.arange(0, ROWS)
+        mask = (lines < last)[:, None] & inside[None, :]
+        value = tl.load(x_ptr + lines[:, None] * channels + columns[None, :], mask=mask, other=0.0).to(ACC)
+        value = tl.where(mask, value - pivot[None, :], 0.0)
+        total += value
+        squares += value * value
+    store_moments(
+        moments_ptr, split, columns, inside, channels, (last - first).to(ACC), pivot,
+        tl.sum(total, 0), tl.sum(squares, 0),
+    )  # fmt: skip
+
+
+@triton.jit
+def _batch_table_kernel(
+    moments_ptr,  # [splits, 3, channels]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    running_mean_ptr,  # [channels]
+    running_var_ptr,  # [channels]
+    table_ptr,  # [4, channels]
+    rows,
+    channels,
+    splits,
+    eps,
+    momentum,
+    unbias,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    total = tl.zeros([SPLITS, CHANNELS], ACC)
+    for start in range(0, splits, SPLITS):
+        lines = start + tl.arange(0, SPLITS)
+        mask = (lines < splits)[:, None] & inside[None, :]
+        places = moments_ptr + lines[:, None] * 3 * channels + columns[None, :]
+        total += tl.load(places, mask=mask, other=0.0) * tl.load(places + channels, mask=mask, other=0.0)
+    mean = tl.sum(total, 0) / rows
+    total = tl.zeros([SPLITS, CHANNELS], ACC)
+    for start in range(0, splits, SPLITS):
+        lines = start + tl.arange(0, SPLITS)
+        mask = (lines < splits)[:, None] & inside[None, :]
+        places = moments_ptr + lines[:, None] * 3 * channels + columns[None, :]
+        difference = tl.load(places + channels, mask=mask, other=0.0) - mean[None, :]
+        total += tl.load(places + 2 * channels, mask=mask, other=0.0)
+        total += tl.load(places, mask=mask, other=0.0) * difference * difference
+    variance = tl.sum(total, 0) / rows
+    _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+    moving = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+    moving += (mean - moving) * momentum
+    tl.store(running_mean_ptr + columns, moving.to(running_mean_ptr.dtype.element_ty), mask=inside)
+    moving = tl.load(running_var_ptr + columns, mask=inside, other=0.0).to(ACC)
+    moving += (variance * unbias - moving) * momentum
+    tl.store(running_var_ptr + columns, moving.to(running_var_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC: tl.constexpr):
+    inverse_std = 1.0 / tl.sqrt(variance + eps)
+    scale = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC) * inverse_std
+    shift = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC) - mean * scale
+    tl.store(table_ptr + columns, mean, mask=inside)
+    tl.store(table_ptr + channels + columns, inverse_std, mask=inside)
+    tl.store(table_ptr + 2 * channels + columns, scale, mask=inside)
+    tl.store(table_ptr + 3 * channels + columns, shift, mask=inside)
+
+
+@triton.jit
+def _running_table_kernel(
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    running_mean_ptr,  # [channels]
+    running_var_ptr,  # [channels]
+    table_ptr,  # [4, channels]
+    channels,
+    eps,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    mean = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+    variance = tl.load(running_var_ptr + columns, mask=inside, other=1.0).to(ACC)
+    _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+
+
+@triton.jit
+def _running_tables_kernel(
+    gamma_ptr,  # [channels], and three more tensors of the first norm
+    beta_ptr,
+    running_mean_ptr,
+    running_var_ptr,
+    other_gamma_ptr,  # [channels], and three more tensors of the second norm
+    other_beta_ptr,
+    other_running_mean_ptr,
+    other_running_var_ptr,
+    tables_ptr,  # [2, 4, channels]
+    channels,
+    eps,
+    other_eps,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    if tl.program_id(1) == 0:
+        mean = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+        variance = tl.load(running_var_ptr + columns, mask=inside, other=1.0).to(ACC)
+        _store_table(tables_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+    else:
+        mean = tl.load(other_running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+        variance = tl.load(other_running_var_ptr + columns, mask=inside, other=1.0).to(ACC)
+        _store_table(
+            tables_ptr + 4 * channels, other_gamma_ptr, other_beta_ptr, columns, inside, channels, mean, variance,
+            other_eps, ACC,
+        )  # fmt: skip
+
+
+@triton.jit
+def _sums_kernel(
+    partial_ptr,  # [splits, kinds, channels]
+    sums_ptr,  # [kinds, channels]
+    channels,
+    splits,
+    kinds,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    kind = tl.program_id(1)
+    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    total = tl.zeros([SPLITS, CHANNELS], ACC)
+    for start in range(0, splits, SPLITS):
+        lines = start + tl.arange(0, SPLITS)
+        mask = (lines < splits)[:, None] & inside[None, :]
+        places = (lines[:, None] * kinds + kind) * channels + columns[None, :]
+        total += tl.load(partial_ptr + places, mask=mask, other=0.0)
+    tl.store(sums_ptr + kind * channels + columns, tl.sum(total, 0), mask=inside)
+
+
+def accumulator(x: Tensor) -> torch.dtype:
+    """Returns the dtype in which statistics of x are accumulated."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def moments_of(x: Tensor) -> Tensor:
+    """Returns the moments of a channels_last map, [splits, 3, C]."""
+    batch, channels, height, width = x.shape
+    rows, block = batch * height * width, _channel_block(channels)
+    chunks = pieces(channels, block)
+    rows_per_split = ROWS * pieces(rows, ROWS * max(1, min(pieces(rows, ROWS), PROGRAMS // chunks)))
+    splits = pieces(rows, rows_per_split)
+    moments = torch.empty((splits, 3, channels), device=x.device, dtype=accumulator(x))
+    run_kernel(
+        _moments_kernel, (splits, chunks), x, moments, rows, channels, rows_per_split,
+        ROWS=ROWS, CHANNELS=block, ACC=TYPES[moments.dtype],
+    )  # fmt: skip
+    return moments
+
+
+def batch_table(moments: Tensor, norm: BatchNormArguments, rows: int) -> Tensor:
+    """Returns the table of a norm in training, and updates its running statistics."""
+    splits, _, channels = moments.shape
+    table = torch.empty((4, channels), device=moments.device, dtype=moments.dtype)
+    block = _channel_block(channels, 32)
+    run_kernel(
+        _batch_table_kernel, (pieces(channels, block),),
+        moments, *norm.tensors, table, rows, channels, splits, norm.eps, norm.momentum, rows / max(1, rows - 1),
+        SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[moments.dtype],
+    )  # fmt: skip
+    return table
+
+
+def running_table(norm: BatchNormArguments, dtype: torch.dtype) -> Tensor:
+    """Returns the table of a norm that uses its running statistics."""
+    channels = len(norm.weight)
+    table = torch.empty((4, channels), device=norm.weight.device, dtype=dtype)
+    block = _channel_block(channels)
+    run_kernel(
+        _running_table_kernel, (pieces(channels, block),), *norm.tensors, table, channels, norm.eps,
+        CHANNELS=block, ACC=TYPES[dtype],
+    )  # fmt: skip
+    return table
+
+
+def running_tables(norm: BatchNormArguments, other: BatchNormArguments, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the tables of two norms of as many channels that use their running statistics."""
+    channels = len(norm.weight)
+    tables = torch.empty((2, 4, channels), device=norm.weight.device, dtype=dtype)
+    block = _channel_block(channels)
+    run_kernel(
+        _running_tables_kernel, (pieces(channels, block), 2),
+        *norm.tensors, *other.tensors, tables, channels, norm.eps, other.eps, CHANNELS=block, ACC=TYPES[dtype],
+    )  # fmt: skip
+    return tables[0], tables[1]
+
+
+def sums_of_splits(partial: Tensor) -> Tensor:
+    """Returns the sum over the first dimension of [splits, kinds, C]."""
+    splits, kinds, channels = partial.shape
+    sums = torch.empty((kinds, channels), device=partial.device, dtype=partial.dtype)
+    block = _channel_block(channels, 32)
+    run_kernel(
+        _sums_kernel, (pieces(channels, block), kinds), partial, sums, channels, splits, kinds,
+        SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[partial.dtype],
+    )  # fmt: skip
+    return sums
+
+
+def _channel_block(channels: int, most: int = CHANNELS) -> int:
+    return min(most, max(16, power_of_2(channels)))

@@ -1,0 +1,712 @@
+"""Fused kernels of a layer with MRLA-light: the end of the block, the attention, its norm and the sum.
+
+The maps are channels_last. A program takes some channels of some rows of one or several samples, so that sums over the
+pixels of a sample need no atomic additions. With z the output of the last convolution, the forward pass runs
+
+    moments      statistics of z                                                       reads z
+    end          x = ReLU(BN(z) + s) and its sums by sample and channel                 reads z, s; writes x
+    gate         y, q, k and the gates
+    attention    O = gate V + lambda O', and its statistics                            reads x, O'; writes O
+    sum          x' = x + m BN(O)                                                      reads x, O; writes x'
+
+and the backward pass, for the gradients g of x' and dO of O from the next layer,
+
+    reduce       sums of m g and m g O^                                                reads g, O
+    gradient     dx without dy, 0 where x = 0; dO'; dgate and the gradients of the     reads g, O, dO, z, s, O';
+                 3x3 weight, of lambda and of the norms                                writes dx, dO'
+    scores       gradients of the scores, y, and the weights of q and k
+    weights      sums over programs
+    finish       adds dy; dz and ds                                                    reads dx, z, s; writes dz, ds
+
+x is computed again from z and s instead of being saved, and V is never stored. In the published reading O' is the
+shortcut s, so that finish reads g and O again for ds instead of gradient writing dO'. Without an end, x is read instead
+of z and s. A norm that uses its running statistics has no moments; if it is that of O, attention writes x' itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..choice import AUTO, current
+from ..dispatch import TRACED
+from ..once import once_differentiable
+from ..residual_end import BatchNormArguments
+from . import batch_norm
+from .batch_norm import accumulator, store_moments
+from .light_layer_gradients import (
+    finish_kernel,
+    gradient_kernel,
+    pooled_kernel,
+    reduce_kernel,
+    scores_kernel,
+    weights_kernel,
+)
+from .light_layer_parts import block_output, program_and_channels, project, three_weights
+from .runtime import INTERPRETED, TYPES, device_unsupported_reason, is_traced, pieces, power_of_2, run_kernel
+
+if TYPE_CHECKING:
+    from ..light_layer import BlockEnd
+
+# Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
+ELEMENTS = 512  # of a tile: pixels of a row times channels
+WIDEST = 8  # pixels of a row that a program holds at once
+PER_WARP = 128  # elements of a tile
+STAGES = 4  # rows that are loaded ahead
+PIXELS = 16  # that a program holds at once if it has no rows
+END_PIXELS = 32
+END_STAGES = 3
+FINISH_STAGES = 1
+PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
+PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
+MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
+
+
+class Tiles(NamedTuple):
+    """How a map is divided among programs.
+
+    Args:
+        columns: Pixels of a row that a program holds at once.
+        channels: Channels of a program.
+        chunks: Number of such groups of channels.
+        samples: Samples of a program, one after another. Small maps need several, because a program that starts and
+            ends often takes longer than its loop.
+        groups: Number of such groups of samples.
+        segments: Number of groups of rows of a sample. Small batches need several to fill the GPU.
+        rows: Rows of such a group.
+        warps: Triton's num_warps.
+    """
+
+    columns: int
+    channels: int
+    chunks: int
+    samples: int
+    groups: int
+    segments: int
+    rows: int
+    warps: int
+
+
+@cache
+def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
+    columns = min(WIDEST, power_of_2(width))
+    block = min(max(16, power_of_2(channels)), max(32, ELEMENTS // columns))
+    chunks = pieces(channels, block)
+    samples = max(1, min(PIXELS_PER_PROGRAM // (height * width), batch * chunks // PROGRAMS))
+    groups = pieces(batch, samples)
+    wanted = max(1, min(MOST_SEGMENTS, height, pieces(PROGRAMS, groups * chunks)))
+    rows = pieces(height, wanted)
+    warps = min(16, max(1, columns * block // PER_WARP))
+    return Tiles(columns, block, chunks, samples, groups, pieces(height, rows), rows, warps)
+
+
+@triton.jit
+def _end_kernel(
+    z_ptr,  # [batch, height, width, channels]
+    s_ptr,  # [batch, height, width, channels]
+    table_ptr,  # [4, channels]
+    x_ptr,  # [batch, height, width, channels]
+    sums_ptr,  # [batch, segments, channels]: sums of x
+    active_ptr,  # [batch, segments, 2, channels]: number of pixels where x > 0, and the sum of z - mean there
+    pixels,
+    pixels_per_segment,
+    segments,
+    channels,
+    END: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    STAGES: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    start = (program // segments).to(tl.int64) * pixels * channels
+    z_ptr += start
+    s_ptr += start
+    x_ptr += start
+    first = (program % segments) * pixels_per_segment
+    last = tl.minimum(first + pixels_per_segment, pixels)
+    mean = tl.zeros([CHANNELS], ACC)
+    scale = mean
+    shift = mean
+    if END:
+        mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
+        scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+        shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+    total = tl.zeros([PIXELS, CHANNELS], ACC)
+    number = tl.zeros([PIXELS, CHANNELS], ACC)
+    active = tl.zeros([PIXELS, CHANNELS], ACC)
+    for pixel in tl.range(first, last, PIXELS, num_stages=STAGES):
+        lines = pixel + tl.arange(0, PIXELS)
+        mask = (lines < last)[:, None] & inside[None, :]
+        places = lines[:, None] * channels + columns[None, :]
+        x = tl.load(z_ptr + places, mask=mask, other=0.0).to(ACC)
+        if END:
+            z = x - mean[None, :]
+            x, alive = block_output(x, s_ptr, places, mask, scale, shift, SHORTCUT, RELU, ACC)
+            tl.store(x_ptr + places, x.to(x_ptr.dtype.element_ty), mask=mask)
+            if ACTIVE:
+                number += tl.where(alive, 1.0, 0.0)
+                active += tl.where(alive, z, 0.0)
+        total += x
+    program = program.to(tl.int64)
+    tl.store(sums_ptr + program * channels + columns, tl.sum(total, 0), mask=inside)
+    if ACTIVE:
+        tl.store(active_ptr + program * 2 * channels + columns, tl.sum(number, 0), mask=inside)
+        tl.store(active_ptr + (program * 2 + 1) * channels + columns, tl.sum(active, 0), mask=inside)
+
+
+@triton.jit
+def _gate_kernel(
+    pooled_ptr,  # [batch, segments, channels]: sums of x
+    query_ptr,  # [size]
+    key_ptr,  # [size]
+    gate_ptr,  # [batch, heads]
+    channels,
+    segments,
+    size,
+    pixels,
+    heads,
+    score_scale,
+    HEADS: tl.constexpr,
+    DEPTH: tl.constexpr,  # channels of a head
+    ACC: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    depth = channels // heads
+    within = tl.arange(0, DEPTH)
+    places = head[:, None] * depth + within[None, :]
+    inside = (head < heads)[:, None] & (within < depth)[None, :]
+    start = sample * segments * channels
+    query = project(pooled_ptr, query_ptr, start, places, inside, channels, segments, size, pixels, ACC)
+    key = project(pooled_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC)
+    score = tl.sum(tl.where(inside, query * key, 0.0), 1) * score_scale
+    tl.store(gate_ptr + sample * heads + head, 1.0 / (1.0 + tl.exp(-score)), mask=head < heads)
+
+
+@triton.jit
+def _attention_kernel(
+    x_ptr,  # [batch, height, width, channels]
+    previous_ptr,  # [batch, height, width, channels]
+    weight_ptr,  # [channels, 9]
+    decay_ptr,  # [channels]
+    gate_ptr,  # [batch, heads]
+    mask_ptr,  # [batch]
+    table_ptr,  # [4, channels]: of the norm of O, if it uses its running statistics
+    output_ptr,  # [batch, height, width, channels]: O
+    moments_ptr,  # [groups * segments, 3, channels]: those of O
+    sum_ptr,  # [batch, height, width, channels]: x'
+    height,
+    width,
+    channels,
+    heads,
+    batch,
+    samples,
+    segments,
+    rows,
+    GATED: tl.constexpr,
+    PREVIOUS: tl.constexpr,
+    DECAY: tl.constexpr,
+    MASKED: tl.constexpr,
+    MOMENTS: tl.constexpr,  # the norm of O is in training: store the moments instead of x'
+    OUTPUT: tl.constexpr,  # store O
+    STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    earliest = (program // segments) * samples
+    number = tl.minimum(batch - earliest, samples)
+    first = (program % segments) * rows
+    last = tl.minimum(first + rows, height)
+    stride = width * channels
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    decay = tl.full([CHANNELS], 1.0, ACC)
+    if DECAY:
+        decay = tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
+    scale = decay
+    shift = decay
+    if not MOMENTS:
+        scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+        shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+    pivot = tl.zeros([CHANNELS], ACC)
+    if MOMENTS:
+        # O at the first pixel, so that sums of squares do not cancel if the mean is large
+        start = earliest.to(tl.int64) * height * stride
+        for offset in tl.static_range(9):
+            row, column = first + offset // 3 - 1, offset % 3 - 1
+            rows_here, columns_here = columns * 0 + row, columns * 0 + column
+            known = inside & (rows_here >= 0) & (rows_here < height) & (columns_here >= 0) & (columns_here < width)
+            value = tl.load(x_ptr + start + row * stride + column * channels + columns, mask=known, other=0.0)
+            pivot += value.to(ACC) * tl.load(weight_ptr + columns * 9 + offset, mask=inside, other=0.0).to(ACC)
+        if GATED:
+            own_head = earliest * heads + columns // (channels // heads)
+            pivot *= tl.load(gate_ptr + own_head, mask=inside, other=0.0).to(ACC)
+        if PREVIOUS:
+            pivot += decay * tl.load(previous_ptr + start + first * stride + columns, mask=inside, other=0.0).to(ACC)
+    total = tl.zeros([COLUMNS, CHANNELS], ACC)
+    squares = tl.zeros([COLUMNS, CHANNELS], ACC)
+    for index in range(number):
+        sample = earliest + index
+        start = sample.to(tl.int64) * height * stride  # within a sample, offsets of 32 bits suffice
+        x_here = x_ptr + start
+        previous_here = previous_ptr + start
+        output_here = output_ptr + start
+        sum_here = sum_ptr + start
+        gate = tl.full([CHANNELS], 1.0, ACC)
+        if GATED:
+            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+        factor = 1.0
+        if MASKED:
+            factor = tl.load(mask_ptr + sample).to(ACC)
+        for left in range(0, width, COLUMNS):
+            w = left + tl.arange(0, COLUMNS)
+            across = (w < width)[:, None] & inside[None, :]
+            from_left = ((w >= 1) & (w <= width))[:, None] & inside[None, :]
+            from_right = (w < width - 1)[:, None] & inside[None, :]
+            offsets = w[:, None] * channels + columns[None, :]
+            above = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of the row above, without the row below it
+            here = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of this row, without the rows below
+            centre = tl.zeros([COLUMNS, CHANNELS], ACC)  # x of the row above
+            for step in tl.range(last - first + 2, num_stages=STAGES):
+                row = first - 1 + step
+                exists = ((w * 0 + row >= 0) & (w * 0 + row < height))[:, None]  # the interpreter splats no bool
+                places = row * stride + offsets
+                x0 = tl.load(x_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
+                x1 = tl.load(x_here + places, mask=across & exists, other=0.0).to(ACC)
+                x2 = tl.load(x_here + places + channels, mask=from_right & exists, other=0.0).to(ACC)
+                above += w20[None, :] * x0 + w21[None, :] * x1 + w22[None, :] * x2
+                ready = across & (w * 0 + row > first)[:, None]  # the row above is complete
+                places -= stride
+                output = gate[None, :] * above
+                if PREVIOUS:
+                    output += decay[None, :] * tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
+                if OUTPUT:
+                    tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
+                if MOMENTS:
+                    difference = tl.where(ready, output - pivot[None, :], 0.0)
+                    total += difference
+                    squares += difference * difference
+                else:
+                    result = centre + factor * (output * scale[None, :] + shift[None, :])
+                    tl.store(sum_here + places, result.to(sum_ptr.dtype.element_ty), mask=ready)
+                above = here + w10[None, :] * x0 + w11[None, :] * x1 + w12[None, :] * x2
+                here = w00[None, :] * x0 + w01[None, :] * x1 + w02[None, :] * x2
+                centre = x1
+    if MOMENTS:
+        count = (number * (last - first) * width).to(ACC)
+        store_moments(
+            moments_ptr, program.to(tl.int64), columns, inside, channels, count, pivot,
+            tl.sum(total, 0), tl.sum(squares, 0),
+        )  # fmt: skip
+
+
+@triton.jit
+def _sum_kernel(
+    x_ptr,  # [batch, pixels, channels]
+    output_ptr,  # [batch, pixels, channels]: O
+    table_ptr,  # [4, channels]
+    mask_ptr,  # [batch]
+    sum_ptr,  # [batch, pixels, channels]: x'
+    total_pixels,
+    pixels,
+    channels,
+    MASKED: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    lines = program.to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    mask = (lines < total_pixels)[:, None] & inside[None, :]
+    places = lines[:, None] * channels + columns[None, :]
+    scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+    shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+    output = tl.load(output_ptr + places, mask=mask, other=0.0).to(ACC) * scale[None, :] + shift[None, :]
+    if MASKED:
+        output *= tl.load(mask_ptr + lines // pixels, mask=lines < total_pixels, other=0.0).to(ACC)[:, None]
+    output += tl.load(x_ptr + places, mask=mask, other=0.0).to(ACC)
+    tl.store(sum_ptr + places, output.to(sum_ptr.dtype.element_ty), mask=mask)
+
+
+class _Shape(NamedTuple):
+    """Sizes of the maps, and how they are divided."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    tiles: Tiles
+    acc: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Shape:
+        batch, channels, height, width = x.shape
+        return cls(batch, channels, height, width, _tiles(batch, channels, height, width), accumulator(x))
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+    @property
+    def programs(self) -> tuple[int]:
+        """The grid of a kernel whose programs take some channels of some rows of some samples."""
+        return (self.tiles.groups * self.tiles.segments * self.tiles.chunks,)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {
+            "STAGES": STAGES,
+            "COLUMNS": self.tiles.columns,
+            "CHANNELS": self.tiles.channels,
+            "ACC": TYPES[self.acc],
+            "num_warps": self.tiles.warps,
+        }
+
+    @property
+    def pixel_constants(self) -> dict[str, Any]:
+        """The constants of a kernel for which the pixels of a sample have no order."""
+        channels = min(64, max(16, power_of_2(self.channels)))
+        return {"PIXELS": PIXELS, "CHANNELS": channels, "ACC": TYPES[self.acc]}
+
+
+def _partial(x: Tensor, shape: _Shape, *sizes: int, grouped: bool = False) -> Tensor:
+    """Returns a tensor for sums of segments of samples, or of groups of samples."""
+    splits = (shape.tiles.groups if grouped else shape.batch) * shape.tiles.segments
+    return torch.empty((splits, *sizes, shape.channels), device=x.device, dtype=shape.acc)
+
+
+def _pixel_programs(shape: _Shape) -> tuple[int]:
+    return (shape.batch * shape.tiles.segments * pieces(shape.channels, shape.pixel_constants["CHANNELS"]),)
+
+
+def _all_pixels(shape: _Shape) -> tuple[tuple[int], dict[str, Any]]:
+    constants = shape.pixel_constants
+    rows = shape.batch * shape.pixels
+    return (pieces(rows, constants["PIXELS"]) * pieces(shape.channels, constants["CHANNELS"]),), constants
+
+
+def _head_blocks(channels: int, heads: int, acc: torch.dtype) -> tuple[int, dict[str, Any]]:
+    depth = power_of_2(channels // heads)
+    block = max(1, min(power_of_2(heads), 256 // depth))
+    return pieces(heads, block), {"HEADS": block, "DEPTH": depth, "ACC": TYPES[acc]}
+
+
+class _LightLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        query_weight: Tensor | None,
+        key_weight: Tensor | None,
+        value_weight: Tensor,
+        previous: Tensor | None,
+        decay: Tensor | None,
+        mask: Tensor | None,
+        shortcut: Tensor | None,
+        heads: int,
+        relu: bool,
+        *norms: Any,  # autograd does not look into tuples, so the arguments of the norms are passed one by one
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        size = len(BatchNormArguments._fields)
+        norm = BatchNormArguments(*norms[:size])
+        end = BatchNormArguments(*norms[size:]) if len(norms) > size else None
+        shape = _Shape.of(x)
+        rows, tiles = shape.batch * shape.pixels, shape.tiles
+        pixels = tiles.rows * shape.width  # of a segment
+        stored = x if end is None else torch.empty_like(x)
+        table, end_table = _running_tables(norm, end, shape.acc)
+        if end is not None and end_table is None:
+            end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
+        pooled = _partial(x, shape)
+        active = _partial(x, shape, 2) if end is not None and any(ctx.needs_input_grad) else None
+        flags = {"END": end is not None, "SHORTCUT": shortcut is not None, "RELU": relu}
+        if query_weight is not None or end is not None:
+            run_kernel(
+                _end_kernel, _pixel_programs(shape),
+                x, _or(shortcut, x), _or(end_table, pooled), stored, pooled, _or(active, pooled),
+                shape.pixels, pixels, tiles.segments, shape.channels,
+                ACTIVE=active is not None, STAGES=END_STAGES, **flags, **shape.pixel_constants | {"PIXELS": END_PIXELS},
+            )  # fmt: skip
+        gate = None
+        if query_weight is not None and key_weight is not None:
+            gate = _gates(pooled, query_weight, key_weight, heads, shape)
+        training = norm.training
+        output = torch.empty_like(x)
+        result = torch.empty_like(x) if not training else output
+        moments = _partial(x, shape, 3, grouped=True) if training else pooled
+        run_kernel(
+            _attention_kernel, shape.programs,
+            stored, _or(previous, x), value_weight, _or(decay, pooled), _or(gate, pooled), _or(mask, pooled),
+            _or(table, pooled), output, moments, result,
+            shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
+            GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
+            MOMENTS=training, OUTPUT=True, **shape.constants,
+        )  # fmt: skip
+        if training:
+            table = batch_norm.batch_table(moments, norm, rows)
+            result = torch.empty_like(x)
+            grid, constants = _all_pixels(shape)
+            run_kernel(
+                _sum_kernel, grid,
+                stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
+                MASKED=mask is not None, **constants,
+            )  # fmt: skip
+        ctx.save_for_backward(
+            x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, output, gate, pooled,
+            active, table, end_table, norm.weight, None if end is None else end.weight,
+        )  # fmt: skip
+        ctx.heads, ctx.flags = heads, flags
+        ctx.is_shortcut = end is not None and previous is not None and _same(previous, shortcut)
+        ctx.training = training, end is not None and end.training
+        ctx.set_materialize_grads(False)
+        return result, output, gate
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, grad_next: Tensor | None, grad_gate: Tensor | None) -> Any:  # type: ignore[override]
+        (
+            x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, output, gate, pooled,
+            active, table, end_table, norm_weight, end_weight,
+        ) = ctx.saved_tensors  # fmt: skip
+        shape, heads, flags = _Shape.of(x), ctx.heads, ctx.flags
+        training, end_training = ctx.training
+        tiles, rows = shape.tiles, shape.batch * shape.pixels
+        pixels = tiles.rows * shape.width
+        grad = torch.zeros_like(x) if grad is None else _as(grad, x)
+        grad_next = None if grad_next is None else _as(grad_next, x)
+        has_end = flags["END"]
+        is_shortcut = ctx.is_shortcut
+
+        sums = _partial(x, shape, 2)
+        run_kernel(
+            reduce_kernel, _pixel_programs(shape),
+            grad, output, table, _or(mask, sums), sums, shape.pixels, pixels, tiles.segments, shape.channels,
+            MASKED=mask is not None, **shape.pixel_constants,
+        )  # fmt: skip
+        norm_sums = batch_norm.sums_of_splits(sums)
+        grad_x = torch.empty_like(x)
+        separate = previous is not None and not is_shortcut
+        grad_previous = torch.empty_like(x) if separate else None
+        products = _partial(x, shape, 12, grouped=True)
+        grad_gates = _partial(x, shape)
+        switches = {
+            "NEXT": grad_next is not None, "GATED": gate is not None, "IS_SHORTCUT": is_shortcut,
+            "DECAY": decay is not None, "MASKED": mask is not None, "TRAINING": training, **flags,
+        }  # fmt: skip
+        run_kernel(
+            gradient_kernel, shape.programs,
+            grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, sums),
+            _or(decay, sums), _or(mask, sums), table, _or(end_table, table), norm_sums,
+            grad_x, _or(grad_previous, grad_x), grad_gates, products,
+            shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
+            float(rows),
+            PREVIOUS=previous is not None, **switches, **shape.constants,
+        )  # fmt: skip
+        grad_pooled, grad_query, grad_key = pooled, None, None
+        if gate is not None:
+            grad_pooled, grad_query, grad_key = _gate_gradients(
+                grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape
+            )
+        kinds = 12 if has_end else 10
+        grads = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
+        block = min(32, max(16, power_of_2(shape.channels)))
+        run_kernel(
+            weights_kernel, (kinds, pieces(shape.channels, block)),
+            products, _or(active, products), grad_pooled, _or(end_table, table), grads,
+            shape.channels, len(products), shape.batch * tiles.segments, tiles.segments,
+            GATED=gate is not None, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
+        )  # fmt: skip
+        grad_shortcut = None if shortcut is None else torch.empty_like(x)
+        if has_end or gate is not None:
+            partial = grad_x
+            grad_x = torch.empty_like(x)
+            run_kernel(
+                finish_kernel, _pixel_programs(shape),
+                partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, sums), _or(mask, sums),
+                table, norm_sums, _or(end_table, table), grads, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
+                shape.pixels, pixels, tiles.segments, shape.channels, float(rows),
+                END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
+            )  # fmt: skip
+        grad_value = grads[:9].t().reshape(value_weight.shape).to(value_weight.dtype)
+        grad_decay = None if decay is None else grads[9].to(decay.dtype)
+        others = (None,) * (len(BatchNormArguments._fields) - 2)
+        norms = (norm_sums[1].to(norm_weight.dtype), norm_sums[0].to(norm_weight.dtype), *others)
+        if has_end:
+            norms += (grads[11].to(end_weight.dtype), grads[10].to(end_weight.dtype), *others)
+        return (
+            grad_x, grad_query, grad_key, grad_value, grad_previous, grad_decay, None, grad_shortcut, None, None,
+            *norms,
+        )  # fmt: skip
+
+
+def _gates(pooled: Tensor, query_weight: Tensor, key_weight: Tensor, heads: int, shape: _Shape) -> Tensor:
+    """Returns the gates, [B, heads], given the sums of x, [B * segments, C]."""
+    gate = torch.empty((shape.batch, heads), device=pooled.device, dtype=shape.acc)
+    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
+    run_kernel(
+        _gate_kernel, (shape.batch, blocks),
+        pooled, query_weight, key_weight, gate, shape.channels, shape.tiles.segments, query_weight.shape[-1],
+        shape.pixels, heads, (shape.channels // heads) ** -0.5, **constants,
+    )  # fmt: skip
+    return gate
+
+
+def _gate_gradients(
+    partial: Tensor,
+    pooled: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    gate: Tensor,
+    grad_gate: Tensor | None,
+    heads: int,
+    shape: _Shape,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of each pixel of x through the average, [B, C], and of the weights of q and k."""
+    segments, size = shape.tiles.segments, query_weight.shape[-1]
+    grad_score = torch.empty_like(gate)
+    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
+    run_kernel(
+        scores_kernel, (shape.batch, blocks),
+        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score,
+        shape.channels, segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
+    )  # fmt: skip
+    block = min(256, max(16, power_of_2(shape.channels)))
+    chunks = pieces(shape.channels, block)
+    grad_pooled = torch.empty((shape.batch, shape.channels), device=gate.device, dtype=shape.acc)
+    grad_weights = torch.empty((shape.batch * chunks, 2, size), device=gate.device, dtype=shape.acc)
+    run_kernel(
+        pooled_kernel, (shape.batch, chunks),
+        pooled, query_weight, key_weight, grad_score, grad_pooled, grad_weights,
+        shape.channels, segments, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
+    )  # fmt: skip
+    grad_query, grad_key = grad_weights.sum(0)
+    return (
+        grad_pooled,
+        grad_query.to(query_weight.dtype).reshape(query_weight.shape),
+        grad_key.to(key_weight.dtype).reshape(key_weight.shape),
+    )
+
+
+def _running_tables(
+    norm: BatchNormArguments, end: BatchNormArguments | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the tables of the norms that use their running statistics, with one launch for both."""
+    if end is not None and not norm.training and not end.training:
+        return batch_norm.running_tables(norm, end, dtype)
+    table = None if norm.training else batch_norm.running_table(norm, dtype)
+    end_table = None if end is None or end.training else batch_norm.running_table(end, dtype)
+    return table, end_table
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """Returns a tensor that a kernel gets but does not read, if there is none."""
+    return other if tensor is None else tensor
+
+
+def _as(grad: Tensor, x: Tensor) -> Tensor:
+    return grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _same(a: Tensor, b: Tensor | None) -> bool:
+    return b is not None and a.data_ptr() == b.data_ptr() and a.shape == b.shape
+
+
+def supports_open_end(x: Tensor) -> bool:
+    """See `ops.light_layer.supports_open_end`."""
+    if current() not in (AUTO, "triton") or is_traced(x):
+        return False
+    reason = device_unsupported_reason(x)
+    return reason is None and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def unsupported_reason(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    norm: BatchNormArguments,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    end: BlockEnd | None = None,
+) -> str | None:
+    shortcut = None if end is None else end.shortcut
+    tensors = [query_weight, key_weight, value_weight, decay, mask, *norm.tensors]
+    tensors += [] if end is None else end.norm.tensors
+    if is_traced(x, previous, shortcut, *tensors):  # checked before any size is read, which would add a guard
+        return TRACED
+    maps = [x, *(m for m in (previous, shortcut) if m is not None)]
+    if any(m.shape != x.shape or m.dtype != x.dtype for m in maps):
+        return "the maps must have one shape and dtype"
+    if any(not m.is_contiguous(memory_format=torch.channels_last) for m in maps):
+        return "the maps must be channels_last"
+    if x.dtype not in TYPES:
+        return f"the maps must be of floating point, got {x.dtype}"
+    if x[0].numel() >= 2**31:
+        return "the map of one sample must have less than 2^31 elements"
+    if value_weight.shape[1:] != (1, 3, 3):
+        return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
+    if (query_weight is None) != (key_weight is None):
+        return "there must be both q and k, or neither"
+    if query_weight is not None and not query_weight.shape[-1] % 2:
+        return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
+    if x.shape[1] % heads:
+        return f"the channels must be divisible by the number of heads, got {x.shape[1]} and {heads}"
+    norms = [norm] if end is None else [norm, end.norm]
+    if any(n.training for n in norms) and x.numel() // x.shape[1] < 2:
+        return "a channel with a single value has no variance"
+    if not all(t is None or t.is_contiguous() for t in tensors):
+        return "the parameters, statistics and masks must be contiguous"
+    return device_unsupported_reason(x)
+
+
+def light_layer(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    norm: BatchNormArguments,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    end: BlockEnd | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    norms = (*norm, *end.norm) if end is not None else (*norm,)
+    arguments = (
+        x, query_weight, key_weight, value_weight, previous, decay, mask, None if end is None else end.shortcut,
+        heads, end is not None and end.relu, *norms,
+    )  # fmt: skip
+    if torch.is_grad_enabled():
+        return _LightLayer.apply(*arguments)
+    return _LightLayer.forward(_NothingSaved(), *arguments)  # autograd takes longer than a small kernel
+
+
+class _NothingSaved:
+    """The context of a forward pass without a backward pass."""
+
+    needs_input_grad = (False,)
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass

@@ -1,0 +1,120 @@
+"""Tests of a layer with MRLA-light: the end of the block, the attention, its norm and the sum."""
+
+import pytest
+import torch
+from operation_tester import DEVICE, DOUBLE, OperationTester, Sample, draw, sizes
+
+from interlayer import ops
+
+# batch, channels, height and width; heads; kernel size of q and k
+SHAPES = [
+    ((2, 36, 5, 3), 4, 3),
+    ((1, 64, 9, 8), 2, 5),
+    ((3, 6, 1, 1), 6, 1),
+    ((2, 130, 4, 70), 1, 7),
+    ((5, 16, 7, 7), 16, 3),
+]
+KINDS = [
+    {"end": True},
+    {"end": True, "published": True},
+    {"end": False},
+    {"end": True, "relu": False, "skip": False, "memory": False},
+    {"end": True, "gated": False, "memory": False, "mask": True},
+    {"end": False, "mask": True, "decay": False},
+    {"end": True, "training": False},
+    {"end": True, "published": True, "training": False, "mask": True},
+]
+
+
+def make(
+    shape=(2, 36, 5, 3), heads=4, size=3, *, end=True, published=False, relu=True, skip=True, memory=True, decay=True,
+    gated=True, mask=False, training=True,
+):  # fmt: skip
+    """Create a sample in float64. The means of the maps exceed their standard deviations, to detect cancellation."""
+    channels = shape[1]
+    shortcut = draw(*shape, seed=1, channels_last=True) if end and skip else None
+    tensors = {
+        "x": 3 + 2 * draw(*shape, seed=0, channels_last=True),
+        "query_weight": draw(1, 1, size, seed=2) if gated else None,
+        "key_weight": draw(1, 1, size, seed=3) if gated else None,
+        "value_weight": draw(channels, 1, 3, 3, seed=4) / 3,
+        "previous": 2 + draw(*shape, seed=5, channels_last=True) if memory and not published else None,
+        "decay": draw(channels, seed=6) if memory and decay else None,
+        "norm_weight": 1 + 0.3 * draw(channels, seed=7),
+        "norm_bias": draw(channels, seed=8),
+        "shortcut": shortcut,
+        "end_weight": 1 + 0.3 * draw(channels, seed=9) if end else None,
+        "end_bias": draw(channels, seed=10) if end else None,
+    }
+    buffers = {
+        "running_mean": 0.1 * draw(channels, seed=11),
+        "running_var": 1 + 0.1 * draw(channels, seed=12).abs(),
+        "end_running_mean": 3 + 0.1 * draw(channels, seed=13),
+        "end_running_var": 4 + 0.1 * draw(channels, seed=14).abs(),
+    }
+    factor = torch.tensor([0.0, 1.25, 1.25, 0.0, 1.25][: shape[0]], device=DEVICE) if mask else None
+    options = {"heads": heads, "relu": relu, "mask": factor, "training": training, "published": published}
+    return Sample(tensors, options, buffers)
+
+
+def call(sample):
+    t, b, o = sample.tensors, sample.buffers, sample.options
+    training = o["training"]
+    norm = ops.BatchNormArguments(t["norm_weight"], t["norm_bias"], b["running_mean"], b["running_var"], training)
+    end = None
+    if t["end_weight"] is not None:
+        end_norm = ops.BatchNormArguments(
+            t["end_weight"], t["end_bias"], b["end_running_mean"], b["end_running_var"], training
+        )
+        end = ops.BlockEnd(end_norm, t["shortcut"], o["relu"])
+    previous = t["shortcut"] if o["published"] else t["previous"]
+    mask = o["mask"]
+    output, memory, gate = ops.light_layer(
+        t["x"], t["query_weight"], t["key_weight"], t["value_weight"], previous, t["decay"], norm,
+        None if mask is None else mask.to(t["x"].dtype), heads=o["heads"], end=end,
+    )  # fmt: skip
+    return (output, memory) if gate is None else (output, memory, gate)
+
+
+class TestLightLayer(OperationTester):
+    operation = ops.light_layer
+    implementations = ("triton",)
+    small = sizes(shape=(2, 4, 3, 2), heads=2, relu=False)
+    precise_shape = sizes(shape=(4, 48, 6, 5), heads=3)
+    precisions = ((torch.float32, 1e-4), (torch.bfloat16, 6e-2), (torch.float16, 2e-2))
+    autocast_tolerance = 6e-2
+
+    @classmethod
+    def cases(cls):
+        return [
+            pytest.param(
+                "triton",
+                sizes(shape=shape, heads=heads, size=size, **kind),
+                marks=pytest.mark.slow if (number + index) % 3 else [],
+            )
+            for number, (shape, heads, size) in enumerate(SHAPES)
+            for index, kind in enumerate(KINDS)
+        ]
+
+    def sample(self, **shape):
+        return make(**shape)
+
+    def call(self, sample):
+        return call(sample)
+
+    def best_dtype(self, name):
+        return DOUBLE
+
+    def tolerance(self, dtype):
+        return {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 2e-3}
+
+    def cast(self, sample, dtype):
+        """Parameters stay in float32 beside maps in bfloat16."""
+        wide = torch.promote_types(dtype, torch.float32)
+        names = ("x", "shortcut", "previous")
+        maps = {name: t.to(dtype) for name, t in sample.tensors.items() if t is not None and name in names}
+        return sample.map(lambda t: t.to(wide)).change(**maps)
+
+    def context(self, dtype):
+        low = dtype.itemsize == 2
+        return torch.autocast(DEVICE, dtype if low else torch.bfloat16, enabled=low)
