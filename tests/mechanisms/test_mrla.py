@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from interlayer.mechanisms import MLA, MRLABase, MRLALight, MRLALinear
-from interlayer.mechanisms.mrla import adaptive_kernel_size
+from interlayer.mechanisms.layer_attention import adaptive_kernel_size
 
 VARIANTS = {"light": MRLALight, "base": MRLABase, "mla": MLA, "linear": MRLALinear}
 STYLES = ("cnn", "transformer")

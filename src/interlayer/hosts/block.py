@@ -91,7 +91,7 @@ class AttachedBlock(Extended):
         if layout is not None and any(mechanism.reads_map for _, mechanism in held):
             grid = layout.grid_of(values.output, grid, args, kwargs)
             values = BlockValues(
-                x, values.output, values.shortcut, values.projected, layout, grid, values.branch_factor
+                x, values.output, values.shortcut, values.projected, layout, grid, values.branch_factor, values.open_end
             )
 
         output = values.output
@@ -114,6 +114,8 @@ class AttachedBlock(Extended):
         """
         if any(entry.inside for entry, _ in held):
             return self._run_components(x, held, current), None
+        if len(held) == 1 and held[0][1].ends_block(x) and components.opens(self):
+            return components.run_open(self, x), None
         reads_shortcut = any(mechanism.reads_shortcut for _, mechanism in held)
         if reads_shortcut and components.projects(self):
             return components.run_block(self, x), None

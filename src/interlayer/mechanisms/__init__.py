@@ -5,7 +5,8 @@ from .description import description_differences, fit_flags, fitted_flags
 from .emsa import EfficientAttention, PixelAttention
 from .gates import fit_gate_factors, fitted_gates
 from .halo import HaloAttention2d, fit_halo_tables, resize_halo
-from .mrla import MLA, LayerAttention, MRLABase, MRLALight, MRLALinear
+from .layer_attention import LayerAttention
+from .mrla import MLA, MRLABase, MRLALight, MRLALinear
 from .protocol import BlockMechanism, BlockValues, Place
 from .rla import RLA
 

@@ -26,6 +26,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
+from ..ops import BlockEnd
+
 MemoryScope = Literal["none", "stage", "network"]
 
 
@@ -67,6 +69,8 @@ class BlockValues:
         grid: height and width of the grid of tokens, or None if the output is a feature map.
         branch_factor: the factor of each sample's last residual branch that the block's stochastic depth drew, [B]: 0,
             or 1 / (1 - rate). It is set if a mechanism sets `reads_branch_factor`, and None if the block drew none.
+        open_end: the end of a residual block, if `leave` has to compute it. `output` is then that of the last
+            convolution.
     """
 
     input: Tensor
@@ -76,6 +80,7 @@ class BlockValues:
     layout: MapLayout | None = None
     grid: tuple[int, int] | None = None
     branch_factor: Tensor | None = None
+    open_end: BlockEnd | None = None
 
 
 class BlockMechanism(nn.Module):
@@ -122,6 +127,13 @@ class BlockMechanism(nn.Module):
         It is computed together with the end of the block, and passed to `leave` as `values.projected`.
         """
         return None
+
+    def ends_block(self, x: Tensor) -> bool:
+        """Returns whether `leave` can compute the end of a residual block with the input x (see `open_end`).
+
+        It is called if the block has no other mechanism.
+        """
+        return False
 
     def leave(self, output: Tensor, values: BlockValues, memory: Any, place: Place) -> tuple[Tensor, Any]:
         """Returns the output of the block and the memory for the next block.

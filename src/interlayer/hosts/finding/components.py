@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from timm.layers import BatchNormAct2d, Conv2dSame
+from timm.layers import Conv2dSame
 from timm.models._efficientnet_blocks import (
     ConvBnAct,
     DepthwiseSeparableConv,
@@ -22,6 +22,7 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
 from ... import ops
+from ...mechanisms.batch_norm import norm_arguments, norm_unsupported_reason
 from ...mechanisms.protocol import BlockValues
 from ..extending import original_class
 from ..stochastic_depth import recording
@@ -215,24 +216,45 @@ def run_block(
     return _run_inverted_residual(block, x, addition, gate, weight)
 
 
-def _run_resnet_block(
-    block: Any, x: Tensor, addition: Tensor | None, gate: Gate | None, weight: Tensor | None
-) -> BlockValues:
+def opens(block: Any) -> bool:
+    """Whether `run_open` can run a block: one of timm's ResNet blocks that ends with a norm, the sum and a ReLU."""
+    if not (isinstance(block, (BasicBlock, Bottleneck)) and _runs_as_timms(block)):
+        return False
+    activation = block.act3 if isinstance(block, Bottleneck) else block.act2
+    plain = block.se is None and (block.drop_path is None or not getattr(block.drop_path, "drop_prob", None))
+    hooked = activation._forward_hooks or activation._forward_pre_hooks or activation._backward_hooks
+    return plain and type(activation) is nn.ReLU and not hooked and norm_unsupported_reason(last_norm(block)) is None
+
+
+def run_open(block: Any, x: Tensor) -> BlockValues:
+    """Run a block up to its last convolution, and leave its end to a mechanism, which gets it as `open_end`."""
+    raw, _, _ = _run_resnet_branch(block, x, None)
+    shortcut = x if block.downsample is None else block.downsample(x)
+    return BlockValues(x, raw, shortcut, open_end=ops.BlockEnd(norm_arguments(last_norm(block)), shortcut))
+
+
+def _run_resnet_branch(block: Any, x: Tensor, addition: Tensor | None) -> tuple[Tensor, list[Tensor], nn.Module]:
+    """Returns the output of the last convolution, the maps inside the branch, and the activation after the sum."""
     first = plus(block.conv1(x), addition)
     if isinstance(block, Bottleneck):
         inner = [block.act1(block.bn1(first))]
         inner.append(block.aa(block.act2(block.drop_block(block.bn2(block.conv2(inner[0]))))))
-        raw, activation = block.conv3(inner[-1]), block.act3
-    else:
-        inner = [block.aa(block.act1(block.drop_block(block.bn1(first))))]
-        raw, activation = block.conv2(inner[-1]), block.act2
+        return block.conv3(inner[-1]), inner, block.act3
+    inner = [block.aa(block.act1(block.drop_block(block.bn1(first))))]
+    return block.conv2(inner[-1]), inner, block.act2
+
+
+def _run_resnet_block(
+    block: Any, x: Tensor, addition: Tensor | None, gate: Gate | None, weight: Tensor | None
+) -> BlockValues:
+    raw, inner, activation = _run_resnet_branch(block, x, addition)
     norm = last_norm(block)
     shortcut = x if block.downsample is None else block.downsample(x)
     factors: list[Tensor] = []
     dropping = None if block.drop_path is None else recording(block.drop_path, factors)
     after = [module for module in (block.se, dropping) if module is not None]
     ends_plainly = gate is None and not after and isinstance(activation, nn.ReLU)
-    if weight is not None and ends_plainly and norm_unsupported_reason(norm) is None:
+    if weight is not None and ends_plainly and norm.training and norm_unsupported_reason(norm) is None:
         output, projected = _end_of_block(raw, norm, weight, shortcut, relu=True)
         return BlockValues(x, output, shortcut, projected)
     y = _gated(norm(raw), inner, gate, after)
@@ -252,28 +274,12 @@ def _run_inverted_residual(
     factors: list[Tensor] = []
     drops = block.has_skip and not isinstance(block.drop_path, nn.Identity)
     after = [recording(block.drop_path, factors)] if drops else []
-    if weight is not None and gate is None and not after and norm_unsupported_reason(norm) is None:
+    if weight is not None and gate is None and not after and norm.training and norm_unsupported_reason(norm) is None:
         output, projected = _end_of_block(raw, norm, weight, shortcut, relu=False)
         return BlockValues(x, output, shortcut, projected)
     y = _gated(norm(raw), [], gate, after)
     factor = factors[0] if factors else None
     return BlockValues(x, plus(y, shortcut), shortcut, projection(y, weight), branch_factor=factor)
-
-
-def norm_unsupported_reason(norm: nn.Module) -> str | None:
-    """Returns the reason why `interlayer.ops.residual_end` cannot compute a norm from its tensors, or None."""
-    if isinstance(norm, BatchNormAct2d):
-        if not (isinstance(norm.act, nn.Identity) and isinstance(norm.drop, nn.Identity)):
-            return "the norm has an activation"
-    elif type(norm) is not nn.BatchNorm2d:
-        return f"the norm must be a BatchNorm2d, got {type(norm).__name__}"
-    if not norm.training:
-        return "the norm is in eval mode, where nothing is saved for a backward pass"
-    if not norm.affine or not norm.track_running_stats or norm.momentum is None:
-        return "the norm must have weights, running statistics and a fixed momentum"
-    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
-        return "the norm has hooks"
-    return None
 
 
 def _end_of_block(
@@ -288,11 +294,7 @@ def _end_of_block(
         shortcut: The shortcut, or None for a block without one.
         relu: Whether the block ends with a ReLU.
     """
-    norm.num_batches_tracked.add_(1)
-    arguments = ops.BatchNormArguments(
-        norm.weight, norm.bias, norm.running_mean, norm.running_var, momentum=norm.momentum, eps=norm.eps
-    )
-    return ops.residual_end(x, arguments, weight, shortcut, relu=relu)
+    return ops.residual_end(x, norm_arguments(norm), weight, shortcut, relu=relu)
 
 
 def plus(x: Tensor, addition: Tensor | None) -> Tensor:

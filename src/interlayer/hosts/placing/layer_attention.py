@@ -11,7 +11,8 @@ from timm.layers import LayerNorm2d
 from torch import nn
 
 from ...mechanisms import LayerAttention
-from ...mechanisms.mrla import Previous, Projection, Style
+from ...mechanisms.layer_attention import Projection, Style
+from ...mechanisms.mrla import Previous
 from ...mechanisms.options import (
     Init,
     OptionError,
