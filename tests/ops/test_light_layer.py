@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from operation_tester import DEVICE, DOUBLE, OperationTester, Sample, draw, sizes
+from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, draw, sizes
 
 from interlayer import ops
 
@@ -83,6 +83,23 @@ class TestLightLayer(OperationTester):
     precise_shape = sizes(shape=(4, 48, 6, 5), heads=3)
     precisions = ((torch.float32, 1e-4), (torch.bfloat16, 6e-2), (torch.float16, 2e-2))
     autocast_tolerance = 6e-2
+    limits = (
+        Limit("triton", "the maps must be channels_last", change=lambda s: s.change(x=s.tensors["x"].contiguous())),
+        Limit("triton", "one shape and dtype", change=lambda s: s.change(previous=s.tensors["previous"][:1])),
+        Limit("triton", "one shape and dtype", change=lambda s: s.change(shortcut=s.tensors["shortcut"].double())),
+        Limit("triton", "must be 3x3, got", change=lambda s: s.change(value_weight=torch.ones(36, 1, 5, 5).to(DEVICE))),
+        Limit("triton", "an odd size, got 2", sizes(size=2), runs=False),
+        Limit("triton", "divisible by the number of heads", sizes(heads=5), runs=False),
+        Limit("triton", "both q and k, or neither", change=lambda s: s.change(key_weight=None)),
+        Limit("triton", "a single value has no variance", sizes(shape=(1, 36, 1, 1)), runs=False),
+        Limit("triton", "of floating point, got", change=lambda s: s.map(lambda t: t.long()), runs=False),
+        Limit("triton", "the map is empty", sizes(shape=(0, 36, 4, 4), training=False)),
+        Limit(
+            "triton",
+            "masks must be contiguous",
+            change=lambda s: s.change(running_mean=s.buffers["running_mean"].new_zeros(36, 2)[:, 0]),
+        ),
+    )
 
     @classmethod
     def cases(cls):

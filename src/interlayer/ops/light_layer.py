@@ -89,7 +89,7 @@ def _reference(
 def block_output(z: Tensor, end: BlockEnd) -> Tensor:
     """Computes x = ReLU(BN(z) + s)."""
     y = batch_norm(z, end.norm)
-    y = y if end.shortcut is None else y + end.shortcut
+    y = y if end.shortcut is None else (y + end.shortcut).to(y.dtype)  # as an addition in place
     return F.relu(y) if end.relu else y
 
 

@@ -659,7 +659,9 @@ def unsupported_reason(
         return "the maps must be channels_last"
     if x.dtype not in TYPES:
         return f"the maps must be of floating point, got {x.dtype}"
-    if x[0].numel() >= 2**31:
+    if not x.numel():
+        return "the map is empty"
+    if x.numel() // len(x) >= 2**31:
         return "the map of one sample must have less than 2^31 elements"
     if value_weight.shape[1:] != (1, 3, 3):
         return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
