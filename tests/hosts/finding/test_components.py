@@ -3,11 +3,13 @@
 import copy
 
 import pytest
+import timm
 import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
 
 from interlayer import backend
+from interlayer.hosts.finding import components
 from interlayer.hosts.finding.components import _end_of_block, norm_unsupported_reason
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,7 +68,6 @@ def hooked():
         (BatchNormAct2d(37), "the norm has an activation"),
         (nn.GroupNorm(1, 37), "the norm must be a BatchNorm2d, got GroupNorm"),
         (nn.SyncBatchNorm(37), "the norm must be a BatchNorm2d, got SyncBatchNorm"),
-        (nn.BatchNorm2d(37).eval(), "the norm is in eval mode"),
         (nn.BatchNorm2d(37, affine=False), "the norm must have weights, running statistics and a fixed momentum"),
         (nn.BatchNorm2d(37, momentum=None), "the norm must have weights, running statistics and a fixed momentum"),
         (hooked(), "the norm has hooks"),
@@ -74,3 +75,17 @@ def hooked():
 )
 def test_norms_that_are_run_as_modules(norm, reason):
     assert reason in norm_unsupported_reason(norm)
+
+
+def test_a_norm_in_eval_mode_is_run_as_a_module():
+    """In eval mode the operation would save nothing, and its kernels need the statistics of the batch."""
+    block = timm.create_model("resnet18").layer1[0].eval()
+    x, weight = torch.randn(2, 64, 5, 5), torch.randn(4, 64, 1, 1)
+    expected = block(x)
+    called = []
+    block.bn2.forward = lambda x, forward=block.bn2.forward: called.append(1) or forward(x)
+    values = components.run_block(block, x, weight=weight)
+    assert called == [1]
+    torch.testing.assert_close(values.output, expected)
+    components.run_block(block.train(), x, weight=weight)
+    assert called == [1], "in training the operation computes the norm from its tensors"
