@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+from functools import cache
 from typing import Any
 
 import torch
@@ -75,8 +77,20 @@ def init_processes(recipe: Recipe) -> Processes:
         raise TrainingError("precision=float16 needs a GPU: use bfloat16 or float32 on the CPU")
     state = PartialState(cpu=cpu)
     if state.num_processes > 1:
+        _leave_group_at_exit()
         return Processes(state.device, state.process_index, state.num_processes)
     return Processes(torch.device("cpu" if cpu else "cuda"))
+
+
+@cache
+def _leave_group_at_exit() -> None:
+    """Leave the process group when the interpreter exits, because its threads may abort the process otherwise."""
+
+    def leave() -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    atexit.register(leave)
 
 
 def check_device(recipe: Recipe) -> None:
