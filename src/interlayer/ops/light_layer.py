@@ -114,18 +114,12 @@ def masked_sum(x: Tensor, output: Tensor, mask: Tensor | None) -> Tensor:
     return torch.addcmul(x, output.to(x.dtype), mask.to(x.dtype).reshape(-1, *(1,) * (x.dim() - 1)))
 
 
-def supports_open_end(x: Tensor) -> bool:
-    """Returns whether a kernel can compute the end of a block with the input x together with its attention.
-
-    Without a kernel there is nothing to gain, so that blocks then run unchanged.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("triton") is None:
-        return False
-    from ._triton.light_layer import supports_open_end as supports
-
-    return supports(x)
-
-
 light_layer = Operation("light_layer", _reference, triton_implementation("light_layer"))
+
+if light_layer.implementations:
+    from ._triton.light_layer import supports_open_end
+else:
+
+    def supports_open_end(x: Tensor) -> bool:
+        """Returns whether a kernel can compute the end of a block with the input x together with its attention."""
+        return False

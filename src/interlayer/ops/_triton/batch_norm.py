@@ -10,6 +10,8 @@ is large. What the other kernels read of a norm is one table:
     table     [4, C]: mean, 1 / std, scale = gamma / std, shift = beta - mean scale
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -123,25 +125,6 @@ def _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean
 
 
 @triton.jit
-def _running_table_kernel(
-    gamma_ptr,  # [channels]
-    beta_ptr,  # [channels]
-    running_mean_ptr,  # [channels]
-    running_var_ptr,  # [channels]
-    table_ptr,  # [4, channels]
-    channels,
-    eps,
-    CHANNELS: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = columns < channels
-    mean = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
-    variance = tl.load(running_var_ptr + columns, mask=inside, other=1.0).to(ACC)
-    _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
-
-
-@triton.jit
 def _running_tables_kernel(
     gamma_ptr,  # [channels], and three more tensors of the first norm
     beta_ptr,
@@ -151,7 +134,7 @@ def _running_tables_kernel(
     other_beta_ptr,
     other_running_mean_ptr,
     other_running_var_ptr,
-    tables_ptr,  # [2, 4, channels]
+    tables_ptr,  # [1 or 2, 4, channels]
     channels,
     eps,
     other_eps,
@@ -229,28 +212,16 @@ def batch_table(moments: Tensor, norm: BatchNormArguments, rows: int) -> Tensor:
     return table
 
 
-def running_table(norm: BatchNormArguments, dtype: torch.dtype) -> Tensor:
-    """Returns the table of a norm that uses its running statistics."""
-    channels = len(norm.weight)
-    table = torch.empty((4, channels), device=norm.weight.device, dtype=dtype)
+def running_tables(norms: Sequence[BatchNormArguments], dtype: torch.dtype) -> Tensor:
+    """Returns the tables of one or two norms that use their running statistics, [norms, 4, C], with one launch."""
+    first, last, channels = norms[0], norms[-1], len(norms[0].weight)
+    tables = torch.empty((len(norms), 4, channels), device=first.weight.device, dtype=dtype)
     block = _channel_block(channels)
     run_kernel(
-        _running_table_kernel, (pieces(channels, block),), *norm.tensors, table, channels, norm.eps,
-        CHANNELS=block, ACC=TYPES[dtype],
+        _running_tables_kernel, (pieces(channels, block), len(norms)),
+        *first.tensors, *last.tensors, tables, channels, first.eps, last.eps, CHANNELS=block, ACC=TYPES[dtype],
     )  # fmt: skip
-    return table
-
-
-def running_tables(norm: BatchNormArguments, other: BatchNormArguments, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns the tables of two norms of as many channels that use their running statistics."""
-    channels = len(norm.weight)
-    tables = torch.empty((2, 4, channels), device=norm.weight.device, dtype=dtype)
-    block = _channel_block(channels)
-    run_kernel(
-        _running_tables_kernel, (pieces(channels, block), 2),
-        *norm.tensors, *other.tensors, tables, channels, norm.eps, other.eps, CHANNELS=block, ACC=TYPES[dtype],
-    )  # fmt: skip
-    return tables[0], tables[1]
+    return tables
 
 
 def sums_of_splits(partial: Tensor) -> Tensor:

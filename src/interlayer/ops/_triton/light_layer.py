@@ -218,7 +218,6 @@ def _attention_kernel(
     DECAY: tl.constexpr,
     MASKED: tl.constexpr,
     MOMENTS: tl.constexpr,  # the norm of O is in training: store the moments instead of x'
-    OUTPUT: tl.constexpr,  # store O
     STAGES: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -294,8 +293,7 @@ def _attention_kernel(
                 output = gate[None, :] * above
                 if PREVIOUS:
                     output += decay[None, :] * tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
-                if OUTPUT:
-                    tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
+                tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
                 if MOMENTS:
                     difference = tl.where(ready, output - pivot[None, :], 0.0)
                     total += difference
@@ -455,7 +453,7 @@ class _LightLayer(torch.autograd.Function):
             _or(table, pooled), output, moments, result,
             shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
             GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
-            MOMENTS=training, OUTPUT=True, **shape.constants,
+            MOMENTS=training, **shape.constants,
         )  # fmt: skip
         if training:
             table = batch_norm.batch_table(moments, norm, rows)
@@ -605,12 +603,11 @@ def _gate_gradients(
 def _running_tables(
     norm: BatchNormArguments, end: BatchNormArguments | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the tables of the norms that use their running statistics, with one launch for both."""
-    if end is not None and not norm.training and not end.training:
-        return batch_norm.running_tables(norm, end, dtype)
-    table = None if norm.training else batch_norm.running_table(norm, dtype)
-    end_table = None if end is None or end.training else batch_norm.running_table(end, dtype)
-    return table, end_table
+    """Returns the tables of the norms that use their running statistics, and None for the others."""
+    running = [n for n in (norm, end) if n is not None and not n.training]
+    tables = list(batch_norm.running_tables(running, dtype)) if running else []
+    table = None if norm.training else tables[0]
+    return table, None if end is None or end.training else tables[-1]
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -627,7 +624,10 @@ def _same(a: Tensor, b: Tensor | None) -> bool:
 
 
 def supports_open_end(x: Tensor) -> bool:
-    """See `ops.light_layer.supports_open_end`."""
+    """Returns whether a kernel can compute the end of a block with the input x together with its attention.
+
+    Without a kernel there is nothing to gain, so that blocks then run unchanged.
+    """
     if current() not in (AUTO, "triton") or is_traced(x):
         return False
     reason = device_unsupported_reason(x)
