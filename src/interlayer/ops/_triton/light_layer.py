@@ -517,9 +517,12 @@ class _LightLayer(torch.autograd.Function):
         )  # fmt: skip
         grad_pooled, grad_query, grad_key = pooled, None, None
         if gate is not None:
-            grad_pooled, grad_query, grad_key = _gate_gradients(
+            grad_pooled, grad_weights = _gate_gradients(
                 grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape
             )
+            grad_query, grad_key = grad_weights.sum(0)
+            grad_query = grad_query.to(query_weight.dtype).reshape(query_weight.shape)
+            grad_key = grad_key.to(key_weight.dtype).reshape(key_weight.shape)
         kinds = 12 if has_end else 10
         grads = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
         block = min(32, max(16, power_of_2(shape.channels)))
@@ -558,7 +561,7 @@ def _gates(pooled: Tensor, query_weight: Tensor, key_weight: Tensor, heads: int,
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         _gate_kernel, (shape.batch, blocks),
-        pooled, query_weight, key_weight, gate, shape.channels, shape.tiles.segments, query_weight.shape[-1],
+        pooled, query_weight, key_weight, gate, shape.channels, len(pooled) // shape.batch, query_weight.shape[-1],
         shape.pixels, heads, (shape.channels // heads) ** -0.5, **constants,
     )  # fmt: skip
     return gate
@@ -573,15 +576,19 @@ def _gate_gradients(
     grad_gate: Tensor | None,
     heads: int,
     shape: _Shape,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of each pixel of x through the average, [B, C], and of the weights of q and k."""
-    segments, size = shape.tiles.segments, query_weight.shape[-1]
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of each pixel of x through the average, [B, C], and of the weights of q and k.
+
+    The gradients of the weights are partial sums, [splits, 2, k].
+    """
+    size = query_weight.shape[-1]
     grad_score = torch.empty_like(gate)
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         scores_kernel, (shape.batch, blocks),
         partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score,
-        shape.channels, segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
+        shape.channels, len(partial) // shape.batch, heads, (shape.channels // heads) ** -0.5,
+        RETURNED=grad_gate is not None, **constants,
     )  # fmt: skip
     block = min(256, max(16, power_of_2(shape.channels)))
     chunks = pieces(shape.channels, block)
@@ -590,14 +597,9 @@ def _gate_gradients(
     run_kernel(
         pooled_kernel, (shape.batch, chunks),
         pooled, query_weight, key_weight, grad_score, grad_pooled, grad_weights,
-        shape.channels, segments, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
+        shape.channels, len(pooled) // shape.batch, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
-    grad_query, grad_key = grad_weights.sum(0)
-    return (
-        grad_pooled,
-        grad_query.to(query_weight.dtype).reshape(query_weight.shape),
-        grad_key.to(key_weight.dtype).reshape(key_weight.shape),
-    )
+    return grad_pooled, grad_weights
 
 
 def _running_tables(

@@ -1,0 +1,875 @@
+"""Fused kernels of a layer with MRLA-light in a transformer: the norms, the attention over the grid and the sum.
+
+Tokens [B, P + H W, C] are read where they lie, so that neither a map nor the patch tokens are copied. With n the
+normalized patch tokens, the forward pass runs
+
+    statistics   mean and 1 / std of each token of x and O', sums of n by sample         reads x, O'
+    gate         y, q, k and the gates
+    attention    u = the 3x3 convolution of n, O = gate GELU(u) + lambda LayerNorm'(O'),   reads x, O'; writes O, x'
+                 x' = x + m O; the prefix tokens
+
+and the backward pass, for the gradients g of x' and dO of O from the next layer, with dO += m g,
+
+    values       u again; du = gate dO GELU'(u), and sums of dO GELU(u) by sample         reads x, g, dO; writes du
+    scores       gradients of the scores, y, and the weights of q and k
+    convolution  dn without dy, the transposed convolution of du; gradient of the weight   reads x, du; writes dn
+    norms        dx and dO' through both norms, and the gradients of lambda and of the     reads x, g, dO, dn, O';
+                 norms' weights                                                            writes dx, dO'
+    sums         sums over programs
+
+x, O' and the statistics are saved; n, u and GELU(u) are computed again. Everything is computed in float32 (float64 for
+float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..autocast import autocast_type
+from ..dispatch import TRACED
+from ..once import once_differentiable
+from .batch_norm import accumulator, sum_of_splits
+from .layer_norm import input_gradient, normalize
+from .light_layer import _gate_gradients, _gates, _or, _partial, _Shape, _tiles
+from .light_layer_parts import program_and_channels, three_weights
+from .runtime import INTERPRETED, TYPES, device_unsupported_reason, is_traced, pieces, power_of_2, run_kernel
+
+if TYPE_CHECKING:
+    from ..light_tokens import LayerNormArguments
+
+ELEMENTS = 2048  # of a tile of entire tokens in the forward pass
+GRADIENT_ELEMENTS = 1024  # and in the backward pass
+PER_WARP = 512  # elements of such a tile
+TOKEN_STAGES = 2  # such tiles that are loaded ahead
+PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
+MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
+SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
+MOST_CHANNELS = 16384
+
+
+@triton.jit
+def _statistics_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    previous_ptr,  # [batch, previous_tokens, channels]: O'
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    statistics_ptr,  # [batch, 4, tokens]: mean and 1 / std of x, and of O'
+    sums_ptr,  # [batch, segments, channels]: sums of n over the patch tokens
+    tokens,
+    previous_tokens,
+    prefix,
+    tokens_per_segment,
+    segments,
+    channels,
+    eps,
+    previous_eps,
+    PREVIOUS: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    sample = (tl.program_id(0) // segments).to(tl.int64)
+    first = (tl.program_id(0) % segments) * tokens_per_segment
+    last = tl.minimum(first + tokens_per_segment, tokens)
+    columns = tl.arange(0, CHANNELS)
+    inside = columns < channels
+    x_ptr += sample * tokens * channels
+    previous_ptr += (sample * previous_tokens + previous_tokens - tokens) * channels  # the patch tokens are the last
+    statistics_ptr += sample * 4 * tokens
+    total = tl.zeros([TOKENS, CHANNELS], ACC)
+    for start in tl.range(first, last, TOKENS, num_stages=STAGES):
+        token = start + tl.arange(0, TOKENS)
+        known = token < last
+        patch = known & (token >= prefix)
+        places = token[:, None] * channels + columns[None, :]
+        x = tl.load(x_ptr + places, mask=known[:, None] & inside[None, :], other=0.0).to(ACC)
+        normed, mean, inverse_std = normalize(x, inside, channels, eps)
+        tl.store(statistics_ptr + token, mean, mask=known)
+        tl.store(statistics_ptr + tokens + token, inverse_std, mask=known)
+        total += tl.where(patch[:, None], normed, 0.0)
+        if PREVIOUS:
+            previous = tl.load(previous_ptr + places, mask=patch[:, None] & inside[None, :], other=0.0).to(ACC)
+            _, mean, inverse_std = normalize(previous, inside, channels, previous_eps)
+            tl.store(statistics_ptr + 2 * tokens + token, mean, mask=patch)
+            tl.store(statistics_ptr + 3 * tokens + token, inverse_std, mask=patch)
+    count = tl.maximum(last - tl.maximum(first, prefix), 0)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    total_here = gamma * tl.sum(total, 0) + beta * count
+    tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * channels + columns, total_here, mask=inside)
+
+
+@triton.jit
+def _load_normed(
+    x_ptr, statistics_ptr, token, known, columns, inside, gamma, beta, tokens, channels, ACC: tl.constexpr
+):
+    """Returns some tokens of x, and n there, which is 0 where a token is not known."""
+    places = token[:, None] * channels + columns[None, :]
+    x = tl.load(x_ptr + places, mask=known[:, None] & inside[None, :], other=0.0).to(ACC)
+    mean = tl.load(statistics_ptr + token, mask=known, other=0.0)
+    inverse_std = tl.load(statistics_ptr + tokens + token, mask=known, other=0.0)
+    normed = (x - mean[:, None]) * inverse_std[:, None] * gamma[None, :] + beta[None, :]
+    return x, tl.where(known[:, None], normed, 0.0)
+
+
+@triton.jit
+def _normal_distribution(u):
+    """Returns the distribution function of the standard normal distribution."""
+    return 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+
+
+@triton.jit
+def _attention_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    previous_ptr,  # [batch, previous_tokens, channels]: O'
+    statistics_ptr,  # [batch, 4, tokens]
+    weight_ptr,  # [channels, 9]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    previous_gamma_ptr,  # [channels]
+    previous_beta_ptr,  # [channels]
+    decay_ptr,  # [channels]
+    gate_ptr,  # [batch, heads]
+    mask_ptr,  # [batch]
+    output_ptr,  # [batch, height * width, channels]: O
+    sum_ptr,  # [batch, tokens, channels]: x'
+    previous_tokens,
+    prefix,
+    height,
+    width,
+    channels,
+    heads,
+    batch,
+    samples,
+    segments,
+    rows,
+    GATED: tl.constexpr,
+    PREVIOUS: tl.constexpr,
+    DECAY: tl.constexpr,
+    MASKED: tl.constexpr,
+    ADD_PREFIX: tl.constexpr,
+    STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    earliest = (program // segments) * samples
+    first = (program % segments) * rows
+    last = tl.minimum(first + rows, height)
+    pixels = height * width
+    tokens = prefix + pixels
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    scale = tl.full([CHANNELS], 1.0, ACC)  # lambda gamma' and lambda beta'
+    shift = tl.full([CHANNELS], 1.0, ACC)
+    if PREVIOUS:
+        scale = tl.load(previous_gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+        shift = tl.load(previous_beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+        if DECAY:
+            decay = tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
+            scale *= decay
+            shift *= decay
+    for index in range(tl.minimum(batch - earliest, samples)):
+        sample = (earliest + index).to(tl.int64)  # within a sample, offsets of 32 bits suffice
+        x_here = x_ptr + sample * tokens * channels
+        sum_here = sum_ptr + sample * tokens * channels
+        statistics_here = statistics_ptr + sample * 4 * tokens
+        previous_here = previous_ptr + (sample * previous_tokens + previous_tokens - tokens) * channels
+        output_here = output_ptr + (sample * pixels - prefix) * channels
+        gate = tl.full([CHANNELS], 1.0, ACC)
+        if GATED:
+            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+        factor = 1.0
+        if MASKED:
+            factor = tl.load(mask_ptr + sample).to(ACC)
+        if first == 0:
+            for token in range(prefix):
+                value = tl.load(x_here + token * channels + columns, mask=inside, other=0.0).to(ACC)
+                if ADD_PREFIX:
+                    mean = tl.load(statistics_here + token)
+                    inverse_std = tl.load(statistics_here + tokens + token)
+                    value += factor * ((value - mean) * inverse_std * gamma + beta)
+                tl.store(sum_here + token * channels + columns, value.to(sum_ptr.dtype.element_ty), mask=inside)
+        for left in range(0, width, COLUMNS):
+            w = left + tl.arange(0, COLUMNS)
+            above = tl.zeros([COLUMNS, CHANNELS], ACC)  # u of the row above, without the row below it
+            here = tl.zeros([COLUMNS, CHANNELS], ACC)  # u of this row, without the rows below
+            centre = tl.zeros([COLUMNS, CHANNELS], ACC)  # x of the row above
+            for step in tl.range(last - first + 2, num_stages=STAGES):
+                row = first - 1 + step
+                exists = (w * 0 + row >= 0) & (w * 0 + row < height)  # the interpreter splats no bool
+                token = prefix + row * width + w
+                _, n0 = _load_normed(
+                    x_here, statistics_here, token - 1, exists & (w >= 1) & (w <= width),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                x, n1 = _load_normed(
+                    x_here, statistics_here, token, exists & (w < width),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                _, n2 = _load_normed(
+                    x_here, statistics_here, token + 1, exists & (w < width - 1),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                above += w20[None, :] * n0 + w21[None, :] * n1 + w22[None, :] * n2
+                known = (w < width) & (w * 0 + row > first)  # the row above is complete
+                ready = known[:, None] & inside[None, :]
+                token -= width
+                places = token[:, None] * channels + columns[None, :]
+                output = gate[None, :] * above * _normal_distribution(above)
+                if PREVIOUS:
+                    memory = tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
+                    mean = tl.load(statistics_here + 2 * tokens + token, mask=known, other=0.0)
+                    inverse_std = tl.load(statistics_here + 3 * tokens + token, mask=known, other=0.0)
+                    memory = (memory - mean[:, None]) * inverse_std[:, None]
+                    output += memory * scale[None, :] + shift[None, :]
+                tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
+                tl.store(sum_here + places, (centre + factor * output).to(sum_ptr.dtype.element_ty), mask=ready)
+                above = here + w10[None, :] * n0 + w11[None, :] * n1 + w12[None, :] * n2
+                here = w00[None, :] * n0 + w01[None, :] * n1 + w02[None, :] * n2
+                centre = x + 0.0  # Triton does not prefetch the loads of a loop that passes a value on unchanged
+
+
+@triton.jit
+def _values_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    grad_ptr,  # [batch, tokens, channels]: g
+    next_ptr,  # [batch, height * width, channels]: gradient of O from the next layer
+    statistics_ptr,  # [batch, 4, tokens]
+    weight_ptr,  # [channels, 9]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    gate_ptr,  # [batch, heads]
+    mask_ptr,  # [batch]
+    grad_value_ptr,  # [batch, height * width, channels]: du
+    grad_gate_ptr,  # [batch, segments, channels]: sums of dO GELU(u)
+    prefix,
+    height,
+    width,
+    channels,
+    heads,
+    batch,
+    samples,
+    segments,
+    rows,
+    NEXT: tl.constexpr,
+    GATED: tl.constexpr,
+    MASKED: tl.constexpr,
+    STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    earliest = (program // segments) * samples
+    segment = program % segments
+    first = segment * rows
+    last = tl.minimum(first + rows, height)
+    pixels = height * width
+    tokens = prefix + pixels
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    for index in range(tl.minimum(batch - earliest, samples)):
+        sample = (earliest + index).to(tl.int64)
+        x_here = x_ptr + sample * tokens * channels
+        grad_here = grad_ptr + sample * tokens * channels
+        statistics_here = statistics_ptr + sample * 4 * tokens
+        next_here = next_ptr + (sample * pixels - prefix) * channels
+        grad_value_here = grad_value_ptr + (sample * pixels - prefix) * channels
+        gate = tl.full([CHANNELS], 1.0, ACC)
+        if GATED:
+            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+        factor = 1.0
+        if MASKED:
+            factor = tl.load(mask_ptr + sample).to(ACC)
+        through_value = tl.zeros([COLUMNS, CHANNELS], ACC)
+        for left in range(0, width, COLUMNS):
+            w = left + tl.arange(0, COLUMNS)
+            above = tl.zeros([COLUMNS, CHANNELS], ACC)  # as in the forward pass
+            here = tl.zeros([COLUMNS, CHANNELS], ACC)
+            for step in tl.range(last - first + 2, num_stages=STAGES):
+                row = first - 1 + step
+                exists = (w * 0 + row >= 0) & (w * 0 + row < height)
+                token = prefix + row * width + w
+                _, n0 = _load_normed(
+                    x_here, statistics_here, token - 1, exists & (w >= 1) & (w <= width),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                _, n1 = _load_normed(
+                    x_here, statistics_here, token, exists & (w < width),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                _, n2 = _load_normed(
+                    x_here, statistics_here, token + 1, exists & (w < width - 1),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                above += w20[None, :] * n0 + w21[None, :] * n1 + w22[None, :] * n2
+                ready = ((w < width) & (w * 0 + row > first))[:, None] & inside[None, :]
+                places = (token - width)[:, None] * channels + columns[None, :]
+                grad = factor * tl.load(grad_here + places, mask=ready, other=0.0).to(ACC)
+                if NEXT:
+                    grad += tl.load(next_here + places, mask=ready, other=0.0).to(ACC)
+                below = _normal_distribution(above)
+                slope = below + above * 0.3989422804014327 * tl.exp(-0.5 * above * above)
+                if GATED:
+                    through_value += grad * above * below
+                grad_value = gate[None, :] * grad * slope
+                tl.store(grad_value_here + places, grad_value.to(grad_value_ptr.dtype.element_ty), mask=ready)
+                above = here + w10[None, :] * n0 + w11[None, :] * n1 + w12[None, :] * n2
+                here = w00[None, :] * n0 + w01[None, :] * n1 + w02[None, :] * n2
+        if GATED:
+            split = sample * segments + segment
+            tl.store(grad_gate_ptr + split * channels + columns, tl.sum(through_value, 0), mask=inside)
+
+
+@triton.jit
+def _convolution_kernel(
+    grad_value_ptr,  # [batch, height * width, channels]: du
+    x_ptr,  # [batch, tokens, channels]
+    statistics_ptr,  # [batch, 4, tokens]
+    weight_ptr,  # [channels, 9]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    grad_normed_ptr,  # [batch, height * width, channels]: dn without dy
+    products_ptr,  # [groups * segments, 9, channels]: of the 3x3 weight
+    prefix,
+    height,
+    width,
+    channels,
+    batch,
+    samples,
+    segments,
+    rows,
+    STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    earliest = (program // segments) * samples
+    first = (program % segments) * rows
+    last = tl.minimum(first + rows, height)
+    pixels = height * width
+    tokens = prefix + pixels
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    p00 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p01 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p02 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p10 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p11 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p12 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p20 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p21 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p22 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    for index in range(tl.minimum(batch - earliest, samples)):
+        sample = (earliest + index).to(tl.int64)
+        x_here = x_ptr + sample * tokens * channels
+        statistics_here = statistics_ptr + sample * 4 * tokens
+        grad_value_here = grad_value_ptr + sample * pixels * channels
+        grad_normed_here = grad_normed_ptr + sample * pixels * channels
+        for left in range(0, width, COLUMNS):
+            w = left + tl.arange(0, COLUMNS)
+            across = (w < width)[:, None] & inside[None, :]
+            from_left = ((w >= 1) & (w <= width))[:, None] & inside[None, :]
+            from_right = (w < width - 1)[:, None] & inside[None, :]
+            above = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of the row above, without the row below it
+            here = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of this row, without the rows below
+            n_above = tl.zeros([COLUMNS, CHANNELS], ACC)  # n of the row above, 0 outside of the program's rows
+            n_here = tl.zeros([COLUMNS, CHANNELS], ACC)
+            for step in tl.range(last - first + 2, num_stages=STAGES):
+                row = first - 1 + step
+                exists = ((w * 0 + row >= 0) & (w * 0 + row < height))[:, None]
+                places = (row * width + w)[:, None] * channels + columns[None, :]
+                c0 = tl.load(grad_value_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
+                c1 = tl.load(grad_value_here + places, mask=across & exists, other=0.0).to(ACC)
+                c2 = tl.load(grad_value_here + places + channels, mask=from_right & exists, other=0.0).to(ACC)
+                _, n_below = _load_normed(
+                    x_here, statistics_here, prefix + (row + 1) * width + w, (w < width) & (w * 0 + row + 1 < last),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                # n at (i, j) entered u at (i + 1 - di, j + 1 - dj)
+                above += w00[None, :] * c2 + w01[None, :] * c1 + w02[None, :] * c0
+                ready = across & (w * 0 + row > first)[:, None]
+                places -= width * channels
+                tl.store(grad_normed_here + places, above.to(grad_normed_ptr.dtype.element_ty), mask=ready)
+                above = here + w10[None, :] * c2 + w11[None, :] * c1 + w12[None, :] * c0
+                here = w20[None, :] * c2 + w21[None, :] * c1 + w22[None, :] * c0
+                p00 += n_above * c2
+                p01 += n_above * c1
+                p02 += n_above * c0
+                p10 += n_here * c2
+                p11 += n_here * c1
+                p12 += n_here * c0
+                p20 += n_below * c2
+                p21 += n_below * c1
+                p22 += n_below * c0
+                n_above = n_here + 0.0
+                n_here = n_below + 0.0
+    store = products_ptr + program.to(tl.int64) * 9 * channels + columns
+    tl.store(store, tl.sum(p00, 0), mask=inside)
+    tl.store(store + channels, tl.sum(p01, 0), mask=inside)
+    tl.store(store + 2 * channels, tl.sum(p02, 0), mask=inside)
+    tl.store(store + 3 * channels, tl.sum(p10, 0), mask=inside)
+    tl.store(store + 4 * channels, tl.sum(p11, 0), mask=inside)
+    tl.store(store + 5 * channels, tl.sum(p12, 0), mask=inside)
+    tl.store(store + 6 * channels, tl.sum(p20, 0), mask=inside)
+    tl.store(store + 7 * channels, tl.sum(p21, 0), mask=inside)
+    tl.store(store + 8 * channels, tl.sum(p22, 0), mask=inside)
+
+
+@triton.jit
+def _norms_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    previous_ptr,  # [batch, previous_tokens, channels]: O'
+    grad_ptr,  # [batch, tokens, channels]: g
+    next_ptr,  # [batch, pixels, channels]: gradient of O from the next layer
+    grad_normed_ptr,  # [batch, pixels, channels]: dn without dy
+    grad_pooled_ptr,  # [batch, channels]: gradient of each token of n through the average
+    statistics_ptr,  # [batch, 4, tokens]
+    gamma_ptr,  # [channels]
+    previous_gamma_ptr,  # [channels]
+    decay_ptr,  # [channels]
+    mask_ptr,  # [batch]
+    grad_x_ptr,  # [batch, tokens, channels]
+    grad_previous_ptr,  # [batch, previous_tokens, channels]
+    sums_ptr,  # [programs, 4, channels]: sums of dn n^ and dn, dO O'^ and dO, where ^ is normalized
+    rows,  # batch * tokens
+    tokens,
+    previous_tokens,
+    prefix,
+    channels,
+    NEXT: tl.constexpr,
+    GATED: tl.constexpr,
+    PREVIOUS: tl.constexpr,
+    DECAY: tl.constexpr,
+    MASKED: tl.constexpr,
+    ADD_PREFIX: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    columns = tl.arange(0, CHANNELS)
+    inside = columns < channels
+    pixels = tokens - prefix
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    previous_gamma = tl.zeros([CHANNELS], ACC)
+    if PREVIOUS:
+        previous_gamma = tl.load(previous_gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+        if DECAY:
+            previous_gamma *= tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
+    grad_gamma = tl.zeros([TOKENS, CHANNELS], ACC)
+    grad_beta = tl.zeros([TOKENS, CHANNELS], ACC)
+    correlated = tl.zeros([TOKENS, CHANNELS], ACC)
+    total = tl.zeros([TOKENS, CHANNELS], ACC)
+    for start in tl.range(tl.program_id(0) * TOKENS, rows, tl.num_programs(0) * TOKENS, num_stages=STAGES):
+        row = (start + tl.arange(0, TOKENS)).to(tl.int64)
+        known = row < rows
+        sample = row // tokens
+        token = row % tokens
+        patch = known & (token >= prefix)
+        known_channels = known[:, None] & inside[None, :]
+        patch_channels = patch[:, None] & inside[None, :]
+        places = row[:, None] * channels + columns[None, :]
+        pixel = (sample * pixels + token - prefix)[:, None] * channels + columns[None, :]
+        grad = tl.load(grad_ptr + places, mask=known_channels, other=0.0).to(ACC)
+        masked = grad
+        if MASKED:
+            masked = grad * tl.load(mask_ptr + sample, mask=known, other=0.0).to(ACC)[:, None]
+        grad_normed = tl.load(grad_normed_ptr + pixel, mask=patch_channels, other=0.0).to(ACC)
+        if GATED:
+            average = sample[:, None] * channels + columns[None, :]
+            grad_normed += tl.load(grad_pooled_ptr + average, mask=patch_channels, other=0.0)
+        if ADD_PREFIX:
+            grad_normed += tl.where(patch[:, None], 0.0, masked)
+        x = tl.load(x_ptr + places, mask=known_channels, other=0.0).to(ACC)
+        statistics = sample * 4 * tokens + token
+        mean = tl.load(statistics_ptr + statistics, mask=known, other=0.0)
+        inverse_std = tl.load(statistics_ptr + statistics + tokens, mask=known, other=0.0)
+        normed = tl.where(inside[None, :], (x - mean[:, None]) * inverse_std[:, None], 0.0)
+        grad_gamma += grad_normed * normed
+        grad_beta += grad_normed
+        grad_x = grad + input_gradient(grad_normed * gamma[None, :], normed, inverse_std, channels)
+        tl.store(grad_x_ptr + places, grad_x.to(grad_x_ptr.dtype.element_ty), mask=known_channels)
+        if PREVIOUS:
+            grad_output = tl.where(patch[:, None], masked, 0.0)
+            if NEXT:
+                grad_output += tl.load(next_ptr + pixel, mask=patch_channels, other=0.0).to(ACC)
+            there = token + previous_tokens - tokens
+            places = (sample * previous_tokens + there)[:, None] * channels + columns[None, :]
+            previous = tl.load(previous_ptr + places, mask=patch_channels, other=0.0).to(ACC)
+            mean = tl.load(statistics_ptr + statistics + 2 * tokens, mask=patch, other=0.0)
+            inverse_std = tl.load(statistics_ptr + statistics + 3 * tokens, mask=patch, other=0.0)
+            normed = tl.where(inside[None, :], (previous - mean[:, None]) * inverse_std[:, None], 0.0)
+            correlated += grad_output * normed
+            total += grad_output
+            grad_previous = input_gradient(grad_output * previous_gamma[None, :], normed, inverse_std, channels)
+            # prefix tokens of O', if there are any, have a gradient of zero
+            stored = (known & (there >= 0))[:, None] & inside[None, :]
+            tl.store(grad_previous_ptr + places, grad_previous.to(grad_previous_ptr.dtype.element_ty), mask=stored)
+    store = sums_ptr + tl.program_id(0).to(tl.int64) * 4 * channels + columns
+    tl.store(store, tl.sum(grad_gamma, 0), mask=inside)
+    tl.store(store + channels, tl.sum(grad_beta, 0), mask=inside)
+    tl.store(store + 2 * channels, tl.sum(correlated, 0), mask=inside)
+    tl.store(store + 3 * channels, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit
+def _sums_kernel(
+    products_ptr,  # [splits, 9, channels]: of the 3x3 weight
+    norms_ptr,  # [programs, 4, channels]: see `_norms_kernel`
+    projections_ptr,  # [projection_splits, 2 * size]: of the weights of q and k
+    previous_gamma_ptr,  # [channels]
+    previous_beta_ptr,  # [channels]
+    decay_ptr,  # [channels]
+    value_ptr,  # [channels, 9]: gradient of the 3x3 weight
+    grads_ptr,  # [5, channels]: gradients of gamma, beta, gamma', beta' and lambda
+    grad_projections_ptr,  # [2 * size]
+    channels,
+    splits,
+    programs,
+    projection_splits,
+    sizes,  # 2 * size
+    PREVIOUS: tl.constexpr,
+    DECAY: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    kind = tl.program_id(0)
+    columns = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    if kind < 9:
+        product = sum_of_splits(products_ptr, kind, columns, inside, channels, splits, 9, SPLITS, CHANNELS, ACC)
+        tl.store(value_ptr + columns * 9 + kind, product, mask=inside)
+    elif kind < 11:
+        norm = sum_of_splits(norms_ptr, kind - 9, columns, inside, channels, programs, 4, SPLITS, CHANNELS, ACC)
+        tl.store(grads_ptr + (kind - 9) * channels + columns, norm, mask=inside)
+    elif kind == 11:
+        inside = columns < sizes
+        weight = sum_of_splits(projections_ptr, 0, columns, inside, sizes, projection_splits, 1, SPLITS, CHANNELS, ACC)
+        tl.store(grad_projections_ptr + columns, weight, mask=inside)
+    else:
+        correlated = tl.zeros([CHANNELS], ACC)
+        total = tl.zeros([CHANNELS], ACC)
+        gamma = tl.load(previous_gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+        beta = tl.load(previous_beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+        if PREVIOUS:
+            correlated = sum_of_splits(norms_ptr, 2, columns, inside, channels, programs, 4, SPLITS, CHANNELS, ACC)
+            total = sum_of_splits(norms_ptr, 3, columns, inside, channels, programs, 4, SPLITS, CHANNELS, ACC)
+        decay = tl.full([CHANNELS], 1.0, ACC)
+        if DECAY:
+            decay = tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
+        tl.store(grads_ptr + 2 * channels + columns, correlated * decay, mask=inside)
+        tl.store(grads_ptr + 3 * channels + columns, total * decay, mask=inside)
+        tl.store(grads_ptr + 4 * channels + columns, correlated * gamma + total * beta, mask=inside)
+
+
+class _Sizes(NamedTuple):
+    """Sizes of the tokens and how they are divided.
+
+    Args:
+        shape: Sizes of the map, and how it is divided among the programs that convolve it.
+        prefix: P, the number of prefix tokens.
+        previous_tokens: The number of tokens of a sample in O'.
+    """
+
+    shape: _Shape
+    prefix: int
+    previous_tokens: int
+
+    @classmethod
+    def of(cls, x: Tensor, previous: Tensor | None, height: int, width: int) -> _Sizes:
+        batch, tokens, channels = x.shape
+        shape = _Shape(batch, channels, height, width, _tiles(batch, channels, height, width), accumulator(x))
+        is_tokens = previous is not None and previous.dim() == 3
+        return cls(shape, tokens - height * width, tokens if is_tokens else height * width)
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.shape.pixels
+
+    def whole_tokens(self, elements: int) -> dict[str, Any]:
+        """The constants of a kernel whose programs hold entire tokens."""
+        channels = max(16, power_of_2(self.shape.channels))
+        number = max(1, elements // channels)
+        warps = min(16, max(1, number * channels // PER_WARP))
+        return {
+            "STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels, "ACC": TYPES[self.shape.acc],
+            "num_warps": warps,
+        }  # fmt: skip
+
+
+def forward(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    previous_gamma: Tensor | None,
+    previous_beta: Tensor | None,
+    mask: Tensor | None,
+    heads: int,
+    height: int,
+    width: int,
+    add_prefix: bool,
+    eps: float,
+    previous_eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """Returns x', O in the given dtype, the gates, and for the backward pass the statistics and the sums of n."""
+    sizes = _Sizes.of(x, previous, height, width)
+    shape, tokens = sizes.shape, sizes.tokens
+    constants = sizes.whole_tokens(ELEMENTS)
+    wanted = max(1, min(MOST_SEGMENTS, pieces(PROGRAMS, shape.batch)))
+    tokens_per_segment = constants["TOKENS"] * pieces(tokens, constants["TOKENS"] * wanted)
+    segments = pieces(tokens, tokens_per_segment)
+    statistics = torch.empty((shape.batch, 4, tokens), device=x.device, dtype=shape.acc)
+    pooled = torch.empty((shape.batch * segments, shape.channels), device=x.device, dtype=shape.acc)
+    run_kernel(
+        _statistics_kernel, (shape.batch * segments,),
+        x, _or(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
+        tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None, **constants,
+    )  # fmt: skip
+    gate = None
+    if query_weight is not None and key_weight is not None:
+        gate = _gates(pooled, query_weight, key_weight, heads, shape)
+    output = torch.empty(
+        (shape.batch, shape.channels, height, width),
+        device=x.device,
+        dtype=dtype,
+        memory_format=torch.channels_last,
+    )
+    result = torch.empty_like(x)
+    tiles = shape.tiles
+    run_kernel(
+        _attention_kernel, shape.programs,
+        x, _or(previous, x), statistics, value_weight, gamma, beta, _or(previous_gamma, gamma),
+        _or(previous_beta, beta), _or(decay, gamma), _or(gate, pooled), _or(mask, pooled), output, result,
+        sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, shape.batch, tiles.samples,
+        tiles.segments, tiles.rows,
+        GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
+        ADD_PREFIX=add_prefix, **shape.constants,
+    )  # fmt: skip
+    return result, output, gate, statistics, pooled
+
+
+def backward(
+    grad: Tensor,
+    grad_next: Tensor | None,
+    grad_gate: Tensor | None,
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    previous_gamma: Tensor | None,
+    previous_beta: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    statistics: Tensor,
+    pooled: Tensor,
+    heads: int,
+    height: int,
+    width: int,
+    add_prefix: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of the first ten arguments of `forward`, given those of x', O and the gates."""
+    sizes = _Sizes.of(x, previous, height, width)
+    shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
+    switches = {"NEXT": grad_next is not None, "GATED": gate is not None, "MASKED": mask is not None}
+    grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=dtype)
+    grad_gates = _partial(x, shape)
+    run_kernel(
+        _values_kernel, shape.programs,
+        x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, pooled), _or(mask, pooled),
+        grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, shape.batch, tiles.samples,
+        tiles.segments, tiles.rows, **switches, **shape.constants,
+    )  # fmt: skip
+    grad_pooled, grad_weights = pooled, None
+    if gate is not None and query_weight is not None and key_weight is not None:
+        grad_pooled, grad_weights = _gate_gradients(
+            grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape
+        )
+    grad_normed = torch.empty_like(grad_value)
+    products = _partial(x, shape, 9, grouped=True)
+    run_kernel(
+        _convolution_kernel, shape.programs,
+        grad_value, x, statistics, value_weight, gamma, beta, grad_normed, products, sizes.prefix, height, width,
+        shape.channels, shape.batch, tiles.samples, tiles.segments, tiles.rows, **shape.constants,
+    )  # fmt: skip
+    grad_x = torch.empty_like(x)
+    grad_previous = None if previous is None else torch.empty_like(previous)
+    constants = sizes.whole_tokens(GRADIENT_ELEMENTS)
+    rows = shape.batch * tokens
+    programs = min(PROGRAMS, pieces(rows, constants["TOKENS"]))
+    sums = torch.empty((programs, 4, shape.channels), device=x.device, dtype=shape.acc)
+    run_kernel(
+        _norms_kernel, (programs,),
+        x, _or(previous, x), grad, _or(grad_next, grad), grad_normed, grad_pooled, statistics, gamma,
+        _or(previous_gamma, gamma), _or(decay, gamma), _or(mask, pooled), grad_x, _or(grad_previous, grad_x), sums,
+        rows, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
+        PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, **switches, **constants,
+    )  # fmt: skip
+    size = 0 if query_weight is None else query_weight.shape[-1]
+    grads = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)  # in one allocation
+    grad_kernel, grad_norms, grad_projections = grads.split((9 * shape.channels, 5 * shape.channels, 2 * size))
+    block = min(32, max(16, power_of_2(shape.channels)))
+    run_kernel(
+        _sums_kernel, (13, pieces(max(shape.channels, 2 * size), block)),
+        products, sums, _or(grad_weights, pooled), _or(previous_gamma, gamma), _or(previous_beta, beta),
+        _or(decay, gamma), grad_kernel, grad_norms, grad_projections, shape.channels, len(products), programs,
+        0 if grad_weights is None else len(grad_weights), 2 * size,
+        PREVIOUS=previous is not None, DECAY=decay is not None, SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[shape.acc],
+    )  # fmt: skip
+    norms = grad_norms.view(5, shape.channels)
+    has_memory = previous_gamma is not None
+    return (
+        grad_x,
+        _like(grad_projections[:size], query_weight),
+        _like(grad_projections[size:], key_weight),
+        _like(grad_kernel, value_weight),
+        grad_previous,
+        _like(norms[4], decay),
+        _like(norms[0], gamma),
+        _like(norms[1], beta),
+        _like(norms[2], previous_gamma) if has_memory else None,
+        _like(norms[3], previous_beta) if has_memory else None,
+    )
+
+
+def _like(grad: Tensor, parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else grad.to(parameter.dtype).view(parameter.shape)
+
+
+class _LightTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        result, output, gate, statistics, pooled = forward(*args)
+        ctx.save_for_backward(*args[:11], gate, statistics, pooled)
+        ctx.numbers = args[11:15]  # heads, height, width, add_prefix
+        ctx.dtype = output.dtype
+        ctx.set_materialize_grads(False)
+        return result, output, gate
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, grad_next: Tensor | None, grad_gate: Tensor | None) -> Any:  # type: ignore[override]
+        x = ctx.saved_tensors[0]
+        grad = torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous()
+        if grad_next is not None:
+            grad_next = grad_next.to(ctx.dtype).contiguous(memory_format=torch.channels_last)
+        grads = backward(grad, grad_next, grad_gate, *ctx.saved_tensors, *ctx.numbers, ctx.dtype)
+        return *grads, *(None,) * 8
+
+
+def unsupported_reason(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    norm: LayerNormArguments,
+    norm_previous: LayerNormArguments | None = None,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    add_prefix: bool = False,
+) -> str | None:
+    parameters = [query_weight, key_weight, value_weight, decay, mask, norm.weight, norm.bias]
+    parameters += [] if norm_previous is None else [norm_previous.weight, norm_previous.bias]
+    if is_traced(x, previous, *parameters):  # checked before any size is read, which would add a guard
+        return TRACED
+    if x.dtype not in TYPES:
+        return f"the tokens must be of floating point, got {x.dtype}"
+    if not x.numel():
+        return "there are no tokens"
+    if x.shape[1] != prefix + grid[0] * grid[1]:
+        return f"the patch tokens must fill the grid, got {x.shape[1] - prefix} and {grid[0]} x {grid[1]}"
+    if x.numel() // len(x) >= 2**31:
+        return "the tokens of one sample must have less than 2^31 elements"
+    if x.shape[2] > MOST_CHANNELS:
+        return f"a token must have at most {MOST_CHANNELS} channels, got {x.shape[2]}"
+    if not x.is_contiguous():
+        return "the tokens must be contiguous"
+    if previous is not None:
+        if norm_previous is None:
+            return "the previous output must have a norm"
+        if previous.dim() == 3 and not (previous.shape == x.shape and previous.is_contiguous()):
+            return "previous tokens must have the shape of the tokens and be contiguous"
+        if previous.dim() != 3 and not (
+            previous.shape == (len(x), x.shape[2], *grid) and previous.is_contiguous(memory_format=torch.channels_last)
+        ):
+            return "a previous map must have the shape of the grid and be channels_last"
+    if value_weight.shape[1:] != (1, 3, 3):
+        return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
+    if (query_weight is None) != (key_weight is None):
+        return "there must be both q and k, or neither"
+    if query_weight is None and norm_previous is not None:
+        return "without q and k there is no memory"
+    if query_weight is not None and not query_weight.shape[-1] % 2:
+        return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
+    if x.shape[2] % heads:
+        return f"the channels must be divisible by the number of heads, got {x.shape[2]} and {heads}"
+    dtype = autocast_type(x)
+    if dtype is not None and torch.promote_types(x.dtype, dtype) != x.dtype:
+        return f"the tokens must not be narrower than the autocast dtype, got {x.dtype} and {dtype}"
+    if not all(p is None or p.is_contiguous() for p in parameters):
+        return "the parameters and masks must be contiguous"
+    return device_unsupported_reason(x)
+
+
+def light_tokens(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    norm: LayerNormArguments,
+    norm_previous: LayerNormArguments | None = None,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    add_prefix: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    gamma, beta, previous_eps = (None, None, 0.0) if norm_previous is None else norm_previous
+    arguments = (
+        x, query_weight, key_weight, value_weight, previous, decay, norm.weight, norm.bias, gamma, beta, mask,
+        heads, *grid, add_prefix and prefix > 0, norm.eps, previous_eps, autocast_type(x) or x.dtype,
+    )  # fmt: skip
+    if torch.is_grad_enabled():
+        return _LightTokens.apply(*arguments)
+    return forward(*arguments)[:3]  # autograd takes longer than a small kernel
