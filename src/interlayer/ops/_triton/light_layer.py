@@ -62,6 +62,9 @@ PIXELS = 16  # that a program holds at once if it has no rows
 END_PIXELS = 32
 END_STAGES = 3
 FINISH_STAGES = 1
+REDUCE_STAGES = 4
+REDUCE_PIXELS = 32
+REDUCE_PROGRAMS = 8 if INTERPRETED else 1056
 PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
@@ -229,6 +232,7 @@ def _attention_kernel(
     number = tl.minimum(batch - earliest, samples)
     first = (program % segments) * rows
     last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
     stride = width * channels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
     w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
@@ -280,9 +284,8 @@ def _attention_kernel(
             above = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of the row above, without the row below it
             here = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of this row, without the rows below
             centre = tl.zeros([COLUMNS, CHANNELS], ACC)  # x of the row above
-            for step in tl.range(last - first + 2, num_stages=STAGES):
-                row = first - 1 + step
-                exists = ((w * 0 + row >= 0) & (w * 0 + row < height))[:, None]  # the interpreter splats no bool
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = (w * 0 + row < height)[:, None]  # the interpreter splats no bool
                 places = row * stride + offsets
                 x0 = tl.load(x_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
                 x1 = tl.load(x_here + places, mask=across & exists, other=0.0).to(ACC)
@@ -398,6 +401,16 @@ def _all_pixels(shape: _Shape) -> tuple[tuple[int], dict[str, Any]]:
     return (pieces(rows, constants["PIXELS"]) * pieces(shape.channels, constants["CHANNELS"]),), constants
 
 
+def _split_pixels(shape: _Shape) -> tuple[int, int, dict[str, Any]]:
+    """Returns the number of parts of all pixels of the batch, the pixels of a part, and the constants of a kernel."""
+    constants = shape.pixel_constants | {"PIXELS": REDUCE_PIXELS}
+    rows, chunks = shape.batch * shape.pixels, pieces(shape.channels, constants["CHANNELS"])
+    blocks = pieces(rows, REDUCE_PIXELS)
+    least = pieces(rows * shape.channels, 2**30)  # so that offsets of 32 bits suffice within a part
+    size = REDUCE_PIXELS * pieces(blocks, max(least, min(blocks, REDUCE_PROGRAMS // chunks)))
+    return pieces(rows, size), size, constants
+
+
 def _head_blocks(channels: int, heads: int, acc: torch.dtype) -> tuple[int, dict[str, Any]]:
     depth = power_of_2(channels // heads)
     block = max(1, min(power_of_2(heads), 256 // depth))
@@ -490,11 +503,12 @@ class _LightLayer(torch.autograd.Function):
         has_end = flags["END"]
         is_shortcut = ctx.is_shortcut
 
-        sums = _partial(x, shape, 2)
+        splits, split_pixels, constants = _split_pixels(shape)
+        sums = torch.empty((splits, 2, shape.channels), device=x.device, dtype=shape.acc)
         run_kernel(
-            reduce_kernel, _pixel_programs(shape),
-            grad, output, table, _or(mask, sums), sums, shape.pixels, pixels, tiles.segments, shape.channels,
-            MASKED=mask is not None, **shape.pixel_constants,
+            reduce_kernel, (splits * pieces(shape.channels, constants["CHANNELS"]),),
+            grad, output, table, _or(mask, sums), sums, rows, shape.pixels, split_pixels, shape.channels,
+            MASKED=mask is not None, STAGES=REDUCE_STAGES, **constants,
         )  # fmt: skip
         norm_sums = batch_norm.sums_of_splits(sums)
         grad_x = torch.empty_like(x)
