@@ -1,9 +1,10 @@
 """Launching of kernels, their registration as torch operators, and the dtypes, tile sizes and limits they share."""
 
+import inspect
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import triton
@@ -129,6 +130,166 @@ class Operator:
 
     def __call__(self, *args: Any) -> Any:
         return self.registered(*args) if is_traced(*args) else self._direct(*args)
+
+
+Tensors = tuple[Tensor | None, ...]
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool"}
+
+
+class DifferentiableOperator:
+    """An operator made of two functions on tensors and numbers, its forward and its backward pass.
+
+    It has two forms. Eager code calls both functions directly, through a :class:`torch.autograd.Function`. For
+    torch.compile they are registered with torch as ``interlayer::<name>`` and ``interlayer::<name>_backward``, which
+    it takes as they are. Registered operators may neither change nor return their arguments. A function that updates
+    statistics in place must therefore return them instead if it is called by `traced`, and the caller updates them.
+
+    Args:
+        name: The name of the operator.
+        forward: A function of tensors, then of numbers, then of a bool: whether there may be a backward pass. It
+            returns a tuple: the outputs, and after them what the backward pass needs in addition. None stands for a
+            tensor that is missing.
+        backward: A function of the arguments of `forward` except for the last one, of its results, and of the
+            gradients of its outputs. It returns the gradient of each tensor among the arguments, or None.
+        fake: A function like `forward` that returns tensors of the same shapes, dtypes and strides without values. The
+            sizes may be symbols.
+        outputs: The number of outputs.
+        results: The number of results of `forward`.
+        unsaved: The indices of outputs that the backward pass does not need. It gets None instead.
+        constant: The names of tensors for which `backward` returns no gradient.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Tensors],
+        backward: Callable[[tuple[Any, ...], Tensors, Tensors], Tensors],
+        fake: Callable[..., Tensors],
+        *,
+        outputs: int,
+        results: int,
+        unsaved: Collection[int] = (),
+        constant: Collection[str] = (),
+    ) -> None:
+        self._forward = forward
+        types = get_type_hints(forward)
+        parameters = {n: SCHEMA_TYPES[types[n]] for n in inspect.signature(forward).parameters}
+        tensors = [n for n, kind in parameters.items() if kind.startswith("Tensor")]
+        count = len(tensors)
+        differentiable = [i for i, n in enumerate(tensors) if n not in constant]
+
+        def save(ctx: Any, args: tuple[Any, ...], found: Sequence[Any]) -> None:
+            kept = [None if i in unsaved else t for i, t in enumerate(found)]
+            ctx.save_for_backward(*args[:count], *kept)
+            ctx.numbers = args[count:]
+            ctx.set_materialize_grads(False)
+
+        class Direct(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> Any:
+                found = forward(*args, any(ctx.needs_input_grad))
+                save(ctx, args, found)
+                return found[:outputs]
+
+            @staticmethod
+            @once_differentiable
+            def backward(ctx: Any, *grads: Any) -> Any:
+                saved = ctx.saved_tensors  # gradient checkpointing allows only one access
+                found = backward((*saved[:count], *ctx.numbers), saved[count:], grads)
+                return *found, *(None,) * len(ctx.numbers)
+
+        def run(*args: Any) -> tuple[Tensor, ...]:
+            return _separate(_present(forward(*args), args[0]), args)
+
+        def run_backward(*args: Any) -> tuple[Tensor, ...]:
+            given = [None if t is not None and t.shape == (0,) else t for t in args[: count + results + outputs]]
+            grads = given[count + results :]
+            found = backward((*given[:count], *args[len(given) :]), tuple(given[count : count + results]), tuple(grads))
+            return _separate(_present(tuple(found[i] for i in differentiable), args[0]), args)
+
+        def fake_backward(*args: Any) -> tuple[Tensor, ...]:
+            return _present(
+                tuple(None if args[i] is None else torch.empty_like(args[i]) for i in differentiable), args[0]
+            )
+
+        saved_types = {
+            f"{kind}_{i}": "Tensor?" for kind, n in (("result", results), ("grad", outputs)) for i in range(n)
+        }
+        numbers = dict(list(parameters.items())[count:-1])
+        self.registered = _register(name, parameters, results, run)
+        self.registered.register_fake(lambda *args: _present(fake(*args), args[0]))
+        registered_backward = _register(
+            f"{name}_backward",
+            {n: parameters[n] for n in tensors} | saved_types | numbers,
+            len(differentiable),
+            run_backward,
+        )
+        registered_backward.register_fake(fake_backward)
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            save(ctx, inputs[:-1], output)
+            ctx.mark_non_differentiable(*output[outputs:])
+
+        def differentiate(ctx: Any, *grads: Any) -> Any:
+            saved = ctx.saved_tensors
+            every: list[Tensor | None] = [None] * (len(saved) - results + len(ctx.numbers) + 1)
+            found = registered_backward(*saved, *grads[:outputs], *ctx.numbers)
+            for i, grad in zip(differentiable, found, strict=True):
+                every[i] = None if saved[i] is None else grad
+            return tuple(every)
+
+        self.registered.register_autograd(once_differentiable(differentiate), setup_context=setup_context)
+        self._direct = Direct.apply
+        self._outputs = outputs
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs `forward` at once and returns its outputs. `args` does not contain the last argument of `forward`."""
+        if torch.is_grad_enabled():
+            return self._direct(*args)
+        return self._forward(*args, False)[: self._outputs]  # autograd takes longer than a small kernel
+
+    def traced(self, *args: Any) -> tuple[Tensor, ...]:
+        """Calls the registered operator and returns all results. An empty tensor stands for one that is missing."""
+        return self.registered(*args, torch.is_grad_enabled())  # type: ignore[no-any-return]
+
+
+def _register(name: str, parameters: dict[str, str], results: int, function: Callable[..., Any]) -> Any:
+    """Registers a function that returns several tensors as an operator."""
+    arguments = ", ".join(f"{kind} {parameter}" for parameter, kind in parameters.items())
+    schema = f"({arguments}) -> ({', '.join(['Tensor'] * results)})"
+    return torch.library.custom_op(f"interlayer::{name}", function, mutates_args=(), schema=schema)
+
+
+def _present(tensors: Tensors, x: Tensor) -> tuple[Tensor, ...]:
+    """Replaces None, which an operator cannot return, by an empty tensor."""
+    return tuple(x.new_empty(0) if t is None else t for t in tensors)
+
+
+def _separate(tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Copies tensors that share memory with an argument or an earlier tensor, which an operator cannot return."""
+    known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+    separate = []
+    for tensor in tensors:
+        place = tensor.untyped_storage().data_ptr()
+        separate.append(tensor.clone() if place in known and place else tensor)
+        known.add(place)
+    return tuple(separate)
+
+
+def is_compiled() -> bool:
+    """Returns whether torch.compile traces the operators called here, and neither torch.export nor a transform does."""
+    return (
+        torch.compiler.is_dynamo_compiling()
+        and not torch.compiler._is_exporting_flag  # Dynamo of torch 2.11 takes is_exporting() for True
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def is_traced_otherwise(*args: Any) -> bool:
+    """Returns whether a tracer, mode or transform other than torch.compile sees operators on these arguments."""
+    if is_compiled():
+        return args[0].is_meta or not all(type(x) in PLAIN for x in args)
+    return is_traced(*args)
 
 
 def is_traced(*args: Any) -> bool:
