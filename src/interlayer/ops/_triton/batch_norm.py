@@ -8,6 +8,9 @@ by Chan's formula, mean = sum of n m / N, variance = sum of (M + n (m - mean)²)
 is large. What the other kernels read of a norm is one table:
 
     table     [4, C]: mean, 1 / std, scale = gamma / std, shift = beta - mean scale
+
+Running statistics are updated by the kernel that computes the table. An operator that may not change its arguments
+passes none, and gets the variance as a fifth row of the table, from which `update_statistics` updates them.
 """
 
 from collections.abc import Sequence
@@ -75,13 +78,14 @@ def _batch_table_kernel(
     beta_ptr,  # [channels]
     running_mean_ptr,  # [channels]
     running_var_ptr,  # [channels]
-    table_ptr,  # [4, channels]
+    table_ptr,  # [4, channels], or [5, channels] if nothing is updated
     rows,
     channels,
     splits,
     eps,
     momentum,
     unbias,
+    UPDATE: tl.constexpr,
     SPLITS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -105,12 +109,15 @@ def _batch_table_kernel(
         total += tl.load(places, mask=mask, other=0.0) * difference * difference
     variance = tl.sum(total, 0) / rows
     _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
-    moving = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
-    moving += (mean - moving) * momentum
-    tl.store(running_mean_ptr + columns, moving.to(running_mean_ptr.dtype.element_ty), mask=inside)
-    moving = tl.load(running_var_ptr + columns, mask=inside, other=0.0).to(ACC)
-    moving += (variance * unbias - moving) * momentum
-    tl.store(running_var_ptr + columns, moving.to(running_var_ptr.dtype.element_ty), mask=inside)
+    if UPDATE:
+        moving = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+        moving += (mean - moving) * momentum
+        tl.store(running_mean_ptr + columns, moving.to(running_mean_ptr.dtype.element_ty), mask=inside)
+        moving = tl.load(running_var_ptr + columns, mask=inside, other=0.0).to(ACC)
+        moving += (variance * unbias - moving) * momentum
+        tl.store(running_var_ptr + columns, moving.to(running_var_ptr.dtype.element_ty), mask=inside)
+    else:
+        tl.store(table_ptr + 4 * channels + columns, variance, mask=inside)
 
 
 @triton.jit
@@ -218,16 +225,37 @@ def moments_of(x: Tensor) -> Tensor:
 
 
 def batch_table(moments: Tensor, norm: BatchNormArguments, rows: int) -> Tensor:
-    """Returns the table of a norm in training, and updates its running statistics."""
+    """Returns the table of a norm in training, and updates its running statistics.
+
+    If they are None, the table has a fifth row with the variance instead.
+    """
     splits, _, channels = moments.shape
-    table = torch.empty((4, channels), device=moments.device, dtype=moments.dtype)
+    update = norm.running_mean is not None
+    table = torch.empty((4 if update else 5, channels), device=moments.device, dtype=moments.dtype)
     block = _channel_block(channels, 32)
+    tensors = norm.tensors if update else (norm.weight, norm.bias, table, table)
     run_kernel(
         _batch_table_kernel, (pieces(channels, block),),
-        moments, *norm.tensors, table, rows, channels, splits, norm.eps, norm.momentum, rows / max(1, rows - 1),
-        SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[moments.dtype],
+        moments, *tensors, table, rows, channels, splits, norm.eps, norm.momentum, rows / max(1, rows - 1),
+        UPDATE=update, SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[moments.dtype],
     )  # fmt: skip
     return table
+
+
+def operator_tensors(norm: BatchNormArguments) -> tuple[Tensor | None, ...]:
+    """Returns the tensors of a norm for an operator that may not change its arguments."""
+    return (norm.weight, norm.bias, None, None) if norm.training else norm.tensors
+
+
+def update_statistics(norm: BatchNormArguments, table: Tensor, x: Tensor) -> None:
+    """Updates the running statistics of a norm in training from the table of x with a row for the variance."""
+    if not norm.training:
+        return
+    rows = x.numel() // x.shape[1]
+    with torch.no_grad():
+        mean, variance = table[0], table[4] * (rows / (rows - 1))
+        norm.running_mean.add_((mean - norm.running_mean) * norm.momentum)
+        norm.running_var.add_((variance - norm.running_var) * norm.momentum)
 
 
 def running_tables(norms: Sequence[BatchNormArguments], dtype: torch.dtype) -> Tensor:

@@ -35,7 +35,6 @@ from torch import Tensor
 
 from ..choice import AUTO, current
 from ..dispatch import TRACED
-from ..once import once_differentiable
 from ..residual_end import BatchNormArguments
 from . import batch_norm
 from .batch_norm import accumulator, store_moments
@@ -48,11 +47,21 @@ from .light_layer_gradients import (
     weights_kernel,
 )
 from .light_layer_parts import block_output, program_and_channels, project, three_weights
-from .runtime import INTERPRETED, TYPES, device_unsupported_reason, is_traced, pieces, power_of_2, run_kernel
+from .runtime import (
+    INTERPRETED,
+    TYPES,
+    DifferentiableOperator,
+    device_unsupported_reason,
+    is_traced_otherwise,
+    pieces,
+    power_of_2,
+    run_kernel,
+)
 
 if TYPE_CHECKING:
     from ..light_layer import BlockEnd
 
+NO_NORM = BatchNormArguments(None, None, None, None, training=False)  # type: ignore[arg-type]
 # Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
 ELEMENTS = 512  # of a tile: pixels of a row times channels
 WIDEST = 8  # pixels of a row that a program holds at once
@@ -62,6 +71,9 @@ PIXELS = 16  # that a program holds at once if it has no rows
 END_PIXELS = 32
 END_STAGES = 3
 FINISH_STAGES = 1
+REDUCE_STAGES = 4
+REDUCE_PIXELS = 32
+REDUCE_PROGRAMS = 8 if INTERPRETED else 1056
 PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
@@ -95,7 +107,7 @@ class Tiles(NamedTuple):
 @cache
 def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
     columns = min(WIDEST, power_of_2(width))
-    block = min(max(16, power_of_2(channels)), max(32, ELEMENTS // columns))
+    block = _channels_of_tile(channels, columns)
     chunks = pieces(channels, block)
     samples = max(1, min(PIXELS_PER_PROGRAM // (height * width), batch * chunks // PROGRAMS))
     groups = pieces(batch, samples)
@@ -103,6 +115,10 @@ def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
     rows = pieces(height, wanted)
     warps = min(16, max(1, columns * block // PER_WARP))
     return Tiles(columns, block, chunks, samples, groups, pieces(height, rows), rows, warps)
+
+
+def _channels_of_tile(channels: int, columns: int) -> int:
+    return min(max(16, power_of_2(channels)), max(32, ELEMENTS // columns))
 
 
 @triton.jit
@@ -170,12 +186,14 @@ def _gate_kernel(
     query_ptr,  # [size]
     key_ptr,  # [size]
     gate_ptr,  # [batch, heads]
+    total_ptr,  # [batch, channels]: sums of x over the segments
     channels,
     segments,
     size,
     pixels,
     heads,
     score_scale,
+    TOTAL: tl.constexpr,
     HEADS: tl.constexpr,
     DEPTH: tl.constexpr,  # channels of a head
     ACC: tl.constexpr,
@@ -191,6 +209,11 @@ def _gate_kernel(
     key = project(pooled_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC)
     score = tl.sum(tl.where(inside, query * key, 0.0), 1) * score_scale
     tl.store(gate_ptr + sample * heads + head, 1.0 / (1.0 + tl.exp(-score)), mask=head < heads)
+    if TOTAL:
+        total = tl.zeros([HEADS, DEPTH], ACC)
+        for segment in range(segments):
+            total += tl.load(pooled_ptr + start + segment * channels + places, mask=inside, other=0.0)
+        tl.store(total_ptr + sample * channels + places, total, mask=inside)
 
 
 @triton.jit
@@ -229,6 +252,7 @@ def _attention_kernel(
     number = tl.minimum(batch - earliest, samples)
     first = (program % segments) * rows
     last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
     stride = width * channels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
     w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
@@ -280,9 +304,8 @@ def _attention_kernel(
             above = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of the row above, without the row below it
             here = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of this row, without the rows below
             centre = tl.zeros([COLUMNS, CHANNELS], ACC)  # x of the row above
-            for step in tl.range(last - first + 2, num_stages=STAGES):
-                row = first - 1 + step
-                exists = ((w * 0 + row >= 0) & (w * 0 + row < height))[:, None]  # the interpreter splats no bool
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = (w * 0 + row < height)[:, None]  # the interpreter splats no bool
                 places = row * stride + offsets
                 x0 = tl.load(x_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
                 x1 = tl.load(x_here + places, mask=across & exists, other=0.0).to(ACC)
@@ -398,171 +421,256 @@ def _all_pixels(shape: _Shape) -> tuple[tuple[int], dict[str, Any]]:
     return (pieces(rows, constants["PIXELS"]) * pieces(shape.channels, constants["CHANNELS"]),), constants
 
 
+def _split_pixels(shape: _Shape) -> tuple[int, int, dict[str, Any]]:
+    """Returns the number of parts of all pixels of the batch, the pixels of a part, and the constants of a kernel."""
+    constants = shape.pixel_constants | {"PIXELS": REDUCE_PIXELS}
+    rows, chunks = shape.batch * shape.pixels, pieces(shape.channels, constants["CHANNELS"])
+    blocks = pieces(rows, REDUCE_PIXELS)
+    least = pieces(rows * shape.channels, 2**30)  # so that offsets of 32 bits suffice within a part
+    size = REDUCE_PIXELS * pieces(blocks, max(least, min(blocks, REDUCE_PROGRAMS // chunks)))
+    return pieces(rows, size), size, constants
+
+
 def _head_blocks(channels: int, heads: int, acc: torch.dtype) -> tuple[int, dict[str, Any]]:
     depth = power_of_2(channels // heads)
     block = max(1, min(power_of_2(heads), 256 // depth))
     return pieces(heads, block), {"HEADS": block, "DEPTH": depth, "ACC": TYPES[acc]}
 
 
-class _LightLayer(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        query_weight: Tensor | None,
-        key_weight: Tensor | None,
-        value_weight: Tensor,
-        previous: Tensor | None,
-        decay: Tensor | None,
-        mask: Tensor | None,
-        shortcut: Tensor | None,
-        heads: int,
-        relu: bool,
-        *norms: Any,  # autograd does not look into tuples, so the arguments of the norms are passed one by one
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        size = len(BatchNormArguments._fields)
-        norm = BatchNormArguments(*norms[:size])
-        end = BatchNormArguments(*norms[size:]) if len(norms) > size else None
-        shape = _Shape.of(x)
-        rows, tiles = shape.batch * shape.pixels, shape.tiles
-        pixels = tiles.rows * shape.width  # of a segment
-        stored = x if end is None else torch.empty_like(x)
-        table, end_table = _running_tables(norm, end, shape.acc)
-        if end is not None and end_table is None:
-            end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
-        pooled = _partial(x, shape)
-        active = _partial(x, shape, 2) if end is not None and any(ctx.needs_input_grad) else None
-        flags = {"END": end is not None, "SHORTCUT": shortcut is not None, "RELU": relu}
-        if query_weight is not None or end is not None:
-            run_kernel(
-                _end_kernel, _pixel_programs(shape),
-                x, _or(shortcut, x), _or(end_table, pooled), stored, pooled, _or(active, pooled),
-                shape.pixels, pixels, tiles.segments, shape.channels,
-                ACTIVE=active is not None, STAGES=END_STAGES, **flags, **shape.pixel_constants | {"PIXELS": END_PIXELS},
-            )  # fmt: skip
-        gate = None
-        if query_weight is not None and key_weight is not None:
-            gate = _gates(pooled, query_weight, key_weight, heads, shape)
-        training = norm.training
-        output = torch.empty_like(x)
-        result = torch.empty_like(x) if not training else output
-        moments = _partial(x, shape, 3, grouped=True) if training else pooled
-        run_kernel(
-            _attention_kernel, shape.programs,
-            stored, _or(previous, x), value_weight, _or(decay, pooled), _or(gate, pooled), _or(mask, pooled),
-            _or(table, pooled), output, moments, result,
-            shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
-            GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
-            MOMENTS=training, **shape.constants,
-        )  # fmt: skip
-        if training:
-            table = batch_norm.batch_table(moments, norm, rows)
-            result = torch.empty_like(x)
-            grid, constants = _all_pixels(shape)
-            run_kernel(
-                _sum_kernel, grid,
-                stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
-                MASKED=mask is not None, **constants,
-            )  # fmt: skip
-        ctx.save_for_backward(
-            x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, output, gate, pooled,
-            active, table, end_table, norm.weight, None if end is None else end.weight,
-        )  # fmt: skip
-        ctx.heads, ctx.flags = heads, flags
-        ctx.is_shortcut = end is not None and previous is not None and _same(previous, shortcut)
-        ctx.training = training, end is not None and end.training
-        ctx.set_materialize_grads(False)
-        return result, output, gate
+def _most_sums(batch: int, channels: int, width: int) -> int:
+    """Returns an upper bound of the number of segments of all samples.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_next: Tensor | None, grad_gate: Tensor | None) -> Any:  # type: ignore[override]
-        (
-            x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, output, gate, pooled,
-            active, table, end_table, norm_weight, end_weight,
-        ) = ctx.saved_tensors  # fmt: skip
-        shape, heads, flags = _Shape.of(x), ctx.heads, ctx.flags
-        training, end_training = ctx.training
-        tiles, rows = shape.tiles, shape.batch * shape.pixels
-        pixels = tiles.rows * shape.width
-        grad = torch.zeros_like(x) if grad is None else _as(grad, x)
-        grad_next = None if grad_next is None else _as(grad_next, x)
-        has_end = flags["END"]
-        is_shortcut = ctx.is_shortcut
+    It is linear in the batch size, which may be a symbol to torch.compile.
+    """
+    columns = min(WIDEST, power_of_2(width)) if isinstance(width, int) else 1
+    return batch + PROGRAMS // pieces(channels, _channels_of_tile(channels, columns))
 
-        sums = _partial(x, shape, 2)
-        run_kernel(
-            reduce_kernel, _pixel_programs(shape),
-            grad, output, table, _or(mask, sums), sums, shape.pixels, pixels, tiles.segments, shape.channels,
-            MASKED=mask is not None, **shape.pixel_constants,
+
+def _kept_sums(x: Tensor, *sizes: int) -> Tensor:
+    """Returns a tensor for sums of segments of samples that is kept for the backward pass."""
+    batch, channels, _, width = x.shape
+    return torch.empty((_most_sums(batch, channels, width), *sizes, channels), device=x.device, dtype=accumulator(x))
+
+
+def _forward(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    mask: Tensor | None,
+    shortcut: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    end_weight: Tensor | None,
+    end_bias: Tensor | None,
+    end_running_mean: Tensor | None,
+    end_running_var: Tensor | None,
+    heads: int,
+    relu: bool,
+    is_shortcut: bool,  # the shortcut is O', and `previous` is None
+    training: bool,
+    momentum: float,
+    eps: float,
+    end_training: bool,
+    end_momentum: float,
+    end_eps: float,
+    differentiated: bool,
+) -> tuple[Tensor | None, ...]:
+    """Returns x', O and the gates; and sums of x, sums where x > 0, and the tables of the norms of O and of the end."""
+    norm = BatchNormArguments(norm_weight, norm_bias, running_mean, running_var, training, momentum, eps)  # type: ignore[arg-type]
+    end = None
+    if end_weight is not None:
+        end = BatchNormArguments(
+            end_weight, end_bias, end_running_mean, end_running_var, end_training, end_momentum, end_eps  # type: ignore[arg-type]
         )  # fmt: skip
-        norm_sums = batch_norm.sums_of_splits(sums)
+    previous = shortcut if is_shortcut else previous
+    shape = _Shape.of(x)
+    rows, tiles = shape.batch * shape.pixels, shape.tiles
+    pixels = tiles.rows * shape.width  # of a segment
+    stored = x if end is None else torch.empty_like(x)
+    table, end_table = _running_tables(norm, end, shape.acc)
+    if end is not None and end_table is None:
+        end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
+    pooled = _kept_sums(x)
+    active = _kept_sums(x, 2) if end is not None and differentiated else None
+    if query_weight is not None or end is not None:
+        run_kernel(
+            _end_kernel, _pixel_programs(shape),
+            x, _or(shortcut, x), _or(end_table, pooled), stored, pooled, _or(active, pooled),
+            shape.pixels, pixels, tiles.segments, shape.channels,
+            END=end is not None, SHORTCUT=shortcut is not None, RELU=relu, ACTIVE=active is not None,
+            STAGES=END_STAGES, **shape.pixel_constants | {"PIXELS": END_PIXELS},
+        )  # fmt: skip
+    gate = None
+    if query_weight is not None and key_weight is not None:
+        gate = _gates(pooled, query_weight, key_weight, heads, shape, tiles.segments)
+    output = torch.empty_like(x)
+    result = torch.empty_like(x) if not training else output
+    moments = _partial(x, shape, 3, grouped=True) if training else pooled
+    run_kernel(
+        _attention_kernel, shape.programs,
+        stored, _or(previous, x), value_weight, _or(decay, pooled), _or(gate, pooled), _or(mask, pooled),
+        _or(table, pooled), output, moments, result,
+        shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
+        GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
+        MOMENTS=training, **shape.constants,
+    )  # fmt: skip
+    if training:
+        table = batch_norm.batch_table(moments, norm, rows)
+        result = torch.empty_like(x)
+        grid, constants = _all_pixels(shape)
+        run_kernel(
+            _sum_kernel, grid,
+            stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
+            MASKED=mask is not None, **constants,
+        )  # fmt: skip
+    return (
+        result, output, gate, pooled if differentiated else None, active,
+        table if differentiated or training else None, end_table if differentiated or end_training else None,
+    )  # fmt: skip
+
+
+def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | None, ...]:
+    """Returns tensors like those of `_forward`, without values."""
+    end_weight, end_running_mean = args[10], args[12]
+    heads, training, end_training, differentiated = args[14], args[17], args[20], args[23]
+    batch, channels, acc = x.shape[0], x.shape[1], accumulator(x)
+
+    def table(training: bool, running: Tensor | None) -> Tensor | None:
+        rows = 5 if training and running is None else 4
+        return x.new_empty((rows, channels), dtype=acc) if differentiated or training else None
+
+    return (
+        torch.empty_like(x),
+        torch.empty_like(x),
+        None if query_weight is None else x.new_empty((batch, heads), dtype=acc),
+        _kept_sums(x) if differentiated else None,
+        _kept_sums(x, 2) if differentiated and end_weight is not None else None,
+        table(training, args[8]),
+        table(end_training, end_running_mean) if end_weight is not None else None,
+    )
+
+
+def _backward(
+    arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of the tensors among the arguments of `_forward`."""
+    (
+        x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, norm_weight, _, _, _, end_weight,
+        _, _, _, heads, relu, is_shortcut, training, _, _, end_training, _, _,
+    ) = arguments  # fmt: skip
+    _, output, gate, pooled, active, table, end_table = results
+    grad, grad_next, grad_gate = grads
+    assert output is not None
+    assert pooled is not None
+    assert table is not None
+    previous = shortcut if is_shortcut else previous
+    has_end = end_weight is not None
+    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "RELU": relu}
+    shape = _Shape.of(x)
+    tiles, rows = shape.tiles, shape.batch * shape.pixels
+    pixels = tiles.rows * shape.width
+    grad = torch.zeros_like(x) if grad is None else _as(grad, x)
+    grad_next = None if grad_next is None else _as(grad_next, x)
+
+    splits, split_pixels, constants = _split_pixels(shape)
+    sums = torch.empty((splits, 2, shape.channels), device=x.device, dtype=shape.acc)
+    run_kernel(
+        reduce_kernel, (splits * pieces(shape.channels, constants["CHANNELS"]),),
+        grad, output, table, _or(mask, sums), sums, rows, shape.pixels, split_pixels, shape.channels,
+        MASKED=mask is not None, STAGES=REDUCE_STAGES, **constants,
+    )  # fmt: skip
+    norm_sums = batch_norm.sums_of_splits(sums)
+    grad_x = torch.empty_like(x)
+    separate = previous is not None and not is_shortcut
+    grad_previous = torch.empty_like(x) if separate else None
+    products = _partial(x, shape, 12, grouped=True)
+    grad_gates = _partial(x, shape)
+    switches = {
+        "NEXT": grad_next is not None, "GATED": gate is not None, "IS_SHORTCUT": is_shortcut,
+        "DECAY": decay is not None, "MASKED": mask is not None, "TRAINING": training, **flags,
+    }  # fmt: skip
+    run_kernel(
+        gradient_kernel, shape.programs,
+        grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, sums),
+        _or(decay, sums), _or(mask, sums), table, _or(end_table, table), norm_sums,
+        grad_x, _or(grad_previous, grad_x), grad_gates, products,
+        shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
+        float(rows),
+        PREVIOUS=previous is not None, **switches, **shape.constants,
+    )  # fmt: skip
+    grad_pooled, grad_query, grad_key = pooled, None, None
+    if gate is not None:
+        grad_pooled, grad_weights = _gate_gradients(
+            grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape, tiles.segments
+        )
+        grad_query, grad_key = grad_weights.sum(0)
+        grad_query = grad_query.to(query_weight.dtype).reshape(query_weight.shape)
+        grad_key = grad_key.to(key_weight.dtype).reshape(key_weight.shape)
+    kinds = 12 if has_end else 10
+    sums_of_weights = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
+    block = min(32, max(16, power_of_2(shape.channels)))
+    run_kernel(
+        weights_kernel, (kinds, pieces(shape.channels, block)),
+        products, _or(active, products), grad_pooled, _or(end_table, table), sums_of_weights,
+        shape.channels, len(products), shape.batch * tiles.segments, tiles.segments,
+        GATED=gate is not None, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
+    )  # fmt: skip
+    grad_shortcut = None if shortcut is None else torch.empty_like(x)
+    if has_end or gate is not None:
+        partial = grad_x
         grad_x = torch.empty_like(x)
-        separate = previous is not None and not is_shortcut
-        grad_previous = torch.empty_like(x) if separate else None
-        products = _partial(x, shape, 12, grouped=True)
-        grad_gates = _partial(x, shape)
-        switches = {
-            "NEXT": grad_next is not None, "GATED": gate is not None, "IS_SHORTCUT": is_shortcut,
-            "DECAY": decay is not None, "MASKED": mask is not None, "TRAINING": training, **flags,
-        }  # fmt: skip
         run_kernel(
-            gradient_kernel, shape.programs,
-            grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, sums),
-            _or(decay, sums), _or(mask, sums), table, _or(end_table, table), norm_sums,
-            grad_x, _or(grad_previous, grad_x), grad_gates, products,
-            shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
-            float(rows),
-            PREVIOUS=previous is not None, **switches, **shape.constants,
+            finish_kernel, _pixel_programs(shape),
+            partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, sums), _or(mask, sums),
+            table, norm_sums, _or(end_table, table), sums_of_weights, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
+            shape.pixels, pixels, tiles.segments, shape.channels, float(rows),
+            END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
-        grad_pooled, grad_query, grad_key = pooled, None, None
-        if gate is not None:
-            grad_pooled, grad_weights = _gate_gradients(
-                grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape
-            )
-            grad_query, grad_key = grad_weights.sum(0)
-            grad_query = grad_query.to(query_weight.dtype).reshape(query_weight.shape)
-            grad_key = grad_key.to(key_weight.dtype).reshape(key_weight.shape)
-        kinds = 12 if has_end else 10
-        grads = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
-        block = min(32, max(16, power_of_2(shape.channels)))
-        run_kernel(
-            weights_kernel, (kinds, pieces(shape.channels, block)),
-            products, _or(active, products), grad_pooled, _or(end_table, table), grads,
-            shape.channels, len(products), shape.batch * tiles.segments, tiles.segments,
-            GATED=gate is not None, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
-        )  # fmt: skip
-        grad_shortcut = None if shortcut is None else torch.empty_like(x)
-        if has_end or gate is not None:
-            partial = grad_x
-            grad_x = torch.empty_like(x)
-            run_kernel(
-                finish_kernel, _pixel_programs(shape),
-                partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, sums), _or(mask, sums),
-                table, norm_sums, _or(end_table, table), grads, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
-                shape.pixels, pixels, tiles.segments, shape.channels, float(rows),
-                END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
-            )  # fmt: skip
-        grad_value = grads[:9].t().reshape(value_weight.shape).to(value_weight.dtype)
-        grad_decay = None if decay is None else grads[9].to(decay.dtype)
-        others = (None,) * (len(BatchNormArguments._fields) - 2)
-        norms = (norm_sums[1].to(norm_weight.dtype), norm_sums[0].to(norm_weight.dtype), *others)
-        if has_end:
-            norms += (grads[11].to(end_weight.dtype), grads[10].to(end_weight.dtype), *others)
-        return (
-            grad_x, grad_query, grad_key, grad_value, grad_previous, grad_decay, None, grad_shortcut, None, None,
-            *norms,
-        )  # fmt: skip
+    grad_value = sums_of_weights[:9].t().reshape(value_weight.shape).to(value_weight.dtype)
+    grad_decay = None if decay is None else sums_of_weights[9].to(decay.dtype)
+    norm_grads = norm_sums[1].to(norm_weight.dtype), norm_sums[0].to(norm_weight.dtype), None, None
+    end_grads: tuple[Tensor | None, ...] = (None,) * 4
+    if has_end:
+        end_grads = sums_of_weights[11].to(end_weight.dtype), sums_of_weights[10].to(end_weight.dtype), None, None
+    return (
+        grad_x, grad_query, grad_key, grad_value, grad_previous, grad_decay, None, grad_shortcut, *norm_grads,
+        *end_grads,
+    )  # fmt: skip
 
 
-def _gates(pooled: Tensor, query_weight: Tensor, key_weight: Tensor, heads: int, shape: _Shape) -> Tensor:
-    """Returns the gates, [B, heads], given the sums of x, [B * segments, C]."""
+_layer = DifferentiableOperator(
+    "light_layer",
+    _forward,
+    _backward,
+    _fake,
+    outputs=3,
+    results=7,
+    unsaved=(0,),
+    constant=("mask", "running_mean", "running_var", "end_running_mean", "end_running_var"),
+)
+
+
+def _gates(
+    pooled: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    heads: int,
+    shape: _Shape,
+    segments: int,
+    total: Tensor | None = None,
+) -> Tensor:
+    """Returns the gates, [B, heads], given the sums of x, [B * segments, C], whose totals, [B, C], are stored too."""
     gate = torch.empty((shape.batch, heads), device=pooled.device, dtype=shape.acc)
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         _gate_kernel, (shape.batch, blocks),
-        pooled, query_weight, key_weight, gate, shape.channels, len(pooled) // shape.batch, query_weight.shape[-1],
-        shape.pixels, heads, (shape.channels // heads) ** -0.5, **constants,
+        pooled, query_weight, key_weight, gate, _or(total, pooled), shape.channels, segments, query_weight.shape[-1],
+        shape.pixels, heads, (shape.channels // heads) ** -0.5, TOTAL=total is not None, **constants,
     )  # fmt: skip
     return gate
 
@@ -576,19 +684,19 @@ def _gate_gradients(
     grad_gate: Tensor | None,
     heads: int,
     shape: _Shape,
+    segments: int,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of each pixel of x through the average, [B, C], and of the weights of q and k.
+    """Returns the gradient of each pixel of x through the average, [B, C], and those of the weights of q and k.
 
-    The gradients of the weights are partial sums, [splits, 2, k].
+    The latter are partial sums, [splits, 2, k]. The sums of x, `pooled`, are [B * segments, C].
     """
     size = query_weight.shape[-1]
     grad_score = torch.empty_like(gate)
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         scores_kernel, (shape.batch, blocks),
-        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score,
-        shape.channels, len(partial) // shape.batch, heads, (shape.channels // heads) ** -0.5,
-        RETURNED=grad_gate is not None, **constants,
+        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score, shape.channels,
+        shape.tiles.segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
     )  # fmt: skip
     block = min(256, max(16, power_of_2(shape.channels)))
     chunks = pieces(shape.channels, block)
@@ -597,7 +705,7 @@ def _gate_gradients(
     run_kernel(
         pooled_kernel, (shape.batch, chunks),
         pooled, query_weight, key_weight, grad_score, grad_pooled, grad_weights,
-        shape.channels, len(pooled) // shape.batch, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
+        shape.channels, segments, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
     return grad_pooled, grad_weights
 
@@ -621,16 +729,12 @@ def _as(grad: Tensor, x: Tensor) -> Tensor:
     return grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
 
 
-def _same(a: Tensor, b: Tensor | None) -> bool:
-    return b is not None and a.data_ptr() == b.data_ptr() and a.shape == b.shape
-
-
 def supports_open_end(x: Tensor) -> bool:
     """Returns whether a kernel can compute the end of a block with the input x together with its attention.
 
     Without a kernel there is nothing to gain, so that blocks then run unchanged.
     """
-    if current() not in (AUTO, "triton") or is_traced(x):
+    if current() not in (AUTO, "triton") or is_traced_otherwise(x):
         return False
     reason = device_unsupported_reason(x)
     return reason is None and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
@@ -652,7 +756,7 @@ def unsupported_reason(
     shortcut = None if end is None else end.shortcut
     tensors = [query_weight, key_weight, value_weight, decay, mask, *norm.tensors]
     tensors += [] if end is None else end.norm.tensors
-    if is_traced(x, previous, shortcut, *tensors):  # checked before any size is read, which would add a guard
+    if is_traced_otherwise(x, previous, shortcut, *tensors):  # checked before any size is read, which would add a guard
         return TRACED
     maps = [x, *(m for m in (previous, shortcut) if m is not None)]
     if any(m.shape != x.shape or m.dtype != x.dtype for m in maps):
@@ -694,23 +798,15 @@ def light_layer(
     heads: int,
     end: BlockEnd | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    norms = (*norm, *end.norm) if end is not None else (*norm,)
-    arguments = (
-        x, query_weight, key_weight, value_weight, previous, decay, mask, None if end is None else end.shortcut,
-        heads, end is not None and end.relu, *norms,
-    )  # fmt: skip
-    if torch.is_grad_enabled():
-        return _LightLayer.apply(*arguments)
-    return _LightLayer.forward(_NothingSaved(), *arguments)  # autograd takes longer than a small kernel
-
-
-class _NothingSaved:
-    """The context of a forward pass without a backward pass."""
-
-    needs_input_grad = (False,)
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        pass
-
-    def set_materialize_grads(self, value: bool) -> None:
-        pass
+    shortcut, relu, end_norm = (None, False, NO_NORM) if end is None else (end.shortcut, end.relu, end.norm)
+    is_shortcut = previous is not None and previous is shortcut
+    maps = (x, query_weight, key_weight, value_weight, None if is_shortcut else previous, decay, mask, shortcut)
+    numbers = (heads, relu, is_shortcut, *norm[4:], *end_norm[4:])
+    if not torch.compiler.is_compiling():
+        return _layer(*maps, *norm.tensors, *end_norm.tensors, *numbers)
+    result, output, gate, _, _, table, end_table = _layer.traced(
+        *maps, *batch_norm.operator_tensors(norm), *batch_norm.operator_tensors(end_norm), *numbers
+    )
+    batch_norm.update_statistics(norm, table, x)
+    batch_norm.update_statistics(end_norm, end_table, x)
+    return result, output, None if query_weight is None else gate

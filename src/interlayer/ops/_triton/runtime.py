@@ -1,14 +1,16 @@
 """Launching of kernels, their registration as torch operators, and the dtypes, tile sizes and limits they share."""
 
+import inspect
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from ..dispatch import TRACED, is_chosen
 from ..once import once_differentiable
@@ -63,6 +65,7 @@ class Launch:
 LAUNCHES = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), Launch(16, 16, 4, 1))
 PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None)}  # types without a __torch_dispatch__
 _FITTING: dict[Hashable, int] = {}  # the index of the launch that fits, by kernel and constants
+_COMPILED: dict[Hashable, tuple[Any, ...]] = {}  # compiled kernels, see `run_kernel`
 
 
 def run_attention(
@@ -127,6 +130,166 @@ class Operator:
 
     def __call__(self, *args: Any) -> Any:
         return self.registered(*args) if is_traced(*args) else self._direct(*args)
+
+
+Tensors = tuple[Tensor | None, ...]
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool"}
+
+
+class DifferentiableOperator:
+    """An operator made of two functions on tensors and numbers, its forward and its backward pass.
+
+    It has two forms. Eager code calls both functions directly, through a :class:`torch.autograd.Function`. For
+    torch.compile they are registered with torch as ``interlayer::<name>`` and ``interlayer::<name>_backward``, which
+    it takes as they are. Registered operators may neither change nor return their arguments. A function that updates
+    statistics in place must therefore return them instead if it is called by `traced`, and the caller updates them.
+
+    Args:
+        name: The name of the operator.
+        forward: A function of tensors, then of numbers, then of a bool: whether there may be a backward pass. It
+            returns a tuple: the outputs, and after them what the backward pass needs in addition. None stands for a
+            tensor that is missing.
+        backward: A function of the arguments of `forward` except for the last one, of its results, and of the
+            gradients of its outputs. It returns the gradient of each tensor among the arguments, or None.
+        fake: A function like `forward` that returns tensors of the same shapes, dtypes and strides without values. The
+            sizes may be symbols.
+        outputs: The number of outputs.
+        results: The number of results of `forward`.
+        unsaved: The indices of outputs that the backward pass does not need. It gets None instead.
+        constant: The names of tensors for which `backward` returns no gradient.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Tensors],
+        backward: Callable[[tuple[Any, ...], Tensors, Tensors], Tensors],
+        fake: Callable[..., Tensors],
+        *,
+        outputs: int,
+        results: int,
+        unsaved: Collection[int] = (),
+        constant: Collection[str] = (),
+    ) -> None:
+        self._forward = forward
+        types = get_type_hints(forward)
+        parameters = {n: SCHEMA_TYPES[types[n]] for n in inspect.signature(forward).parameters}
+        tensors = [n for n, kind in parameters.items() if kind.startswith("Tensor")]
+        count = len(tensors)
+        differentiable = [i for i, n in enumerate(tensors) if n not in constant]
+
+        def save(ctx: Any, args: tuple[Any, ...], found: Sequence[Any]) -> None:
+            kept = [None if i in unsaved else t for i, t in enumerate(found)]
+            ctx.save_for_backward(*args[:count], *kept)
+            ctx.numbers = args[count:]
+            ctx.set_materialize_grads(False)
+
+        class Direct(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> Any:
+                found = forward(*args, any(ctx.needs_input_grad))
+                save(ctx, args, found)
+                return found[:outputs]
+
+            @staticmethod
+            @once_differentiable
+            def backward(ctx: Any, *grads: Any) -> Any:
+                saved = ctx.saved_tensors  # gradient checkpointing allows only one access
+                found = backward((*saved[:count], *ctx.numbers), saved[count:], grads)
+                return *found, *(None,) * len(ctx.numbers)
+
+        def run(*args: Any) -> tuple[Tensor, ...]:
+            return _separate(_present(forward(*args), args[0]), args)
+
+        def run_backward(*args: Any) -> tuple[Tensor, ...]:
+            given = [None if t is not None and t.shape == (0,) else t for t in args[: count + results + outputs]]
+            grads = given[count + results :]
+            found = backward((*given[:count], *args[len(given) :]), tuple(given[count : count + results]), tuple(grads))
+            return _separate(_present(tuple(found[i] for i in differentiable), args[0]), args)
+
+        def fake_backward(*args: Any) -> tuple[Tensor, ...]:
+            return _present(
+                tuple(None if args[i] is None else torch.empty_like(args[i]) for i in differentiable), args[0]
+            )
+
+        saved_types = {
+            f"{kind}_{i}": "Tensor?" for kind, n in (("result", results), ("grad", outputs)) for i in range(n)
+        }
+        numbers = dict(list(parameters.items())[count:-1])
+        self.registered = _register(name, parameters, results, run)
+        self.registered.register_fake(lambda *args: _present(fake(*args), args[0]))
+        registered_backward = _register(
+            f"{name}_backward",
+            {n: parameters[n] for n in tensors} | saved_types | numbers,
+            len(differentiable),
+            run_backward,
+        )
+        registered_backward.register_fake(fake_backward)
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            save(ctx, inputs[:-1], output)
+            ctx.mark_non_differentiable(*output[outputs:])
+
+        def differentiate(ctx: Any, *grads: Any) -> Any:
+            saved = ctx.saved_tensors
+            every: list[Tensor | None] = [None] * (len(saved) - results + len(ctx.numbers) + 1)
+            found = registered_backward(*saved, *grads[:outputs], *ctx.numbers)
+            for i, grad in zip(differentiable, found, strict=True):
+                every[i] = None if saved[i] is None else grad
+            return tuple(every)
+
+        self.registered.register_autograd(once_differentiable(differentiate), setup_context=setup_context)
+        self._direct = Direct.apply
+        self._outputs = outputs
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs `forward` at once and returns its outputs. `args` does not contain the last argument of `forward`."""
+        if torch.is_grad_enabled():
+            return self._direct(*args)
+        return self._forward(*args, False)[: self._outputs]  # autograd takes longer than a small kernel
+
+    def traced(self, *args: Any) -> tuple[Tensor, ...]:
+        """Calls the registered operator and returns all results. An empty tensor stands for one that is missing."""
+        return self.registered(*args, torch.is_grad_enabled())  # type: ignore[no-any-return]
+
+
+def _register(name: str, parameters: dict[str, str], results: int, function: Callable[..., Any]) -> Any:
+    """Registers a function that returns several tensors as an operator."""
+    arguments = ", ".join(f"{kind} {parameter}" for parameter, kind in parameters.items())
+    schema = f"({arguments}) -> ({', '.join(['Tensor'] * results)})"
+    return torch.library.custom_op(f"interlayer::{name}", function, mutates_args=(), schema=schema)
+
+
+def _present(tensors: Tensors, x: Tensor) -> tuple[Tensor, ...]:
+    """Replaces None, which an operator cannot return, by an empty tensor."""
+    return tuple(x.new_empty(0) if t is None else t for t in tensors)
+
+
+def _separate(tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Copies tensors that share memory with an argument or an earlier tensor, which an operator cannot return."""
+    known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+    separate = []
+    for tensor in tensors:
+        place = tensor.untyped_storage().data_ptr()
+        separate.append(tensor.clone() if place in known and place else tensor)
+        known.add(place)
+    return tuple(separate)
+
+
+def is_compiled() -> bool:
+    """Returns whether torch.compile traces the operators called here, and neither torch.export nor a transform does."""
+    return (
+        torch.compiler.is_dynamo_compiling()
+        and not torch.compiler._is_exporting_flag  # Dynamo of torch 2.11 takes is_exporting() for True
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def is_traced_otherwise(*args: Any) -> bool:
+    """Returns whether a tracer, mode or transform other than torch.compile sees operators on these arguments."""
+    if is_compiled():
+        return args[0].is_meta or not all(type(x) in PLAIN for x in args)
+    return is_traced(*args)
 
 
 def is_traced(*args: Any) -> bool:
@@ -198,10 +361,62 @@ def pieces(number: int, size: int) -> int:
 
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Launches a kernel on the GPU of its first tensor."""
+    """Launches a kernel on the GPU of its first argument, a tensor.
+
+    Triton's own launch takes longer than a small kernel: it examines every argument again. What it compiled is
+    therefore remembered by the properties of the arguments for which it compiles anew, and launched directly.
+
+    Args:
+        kernel: The kernel, whose constants come last in its signature.
+        grid: The number of programs along each axis.
+        args: Its tensors, tuples of tensors and numbers, in the order of its signature.
+        constants: Its constants and Triton's options, such as `num_warps`.
+    """
     device = args[0].device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        kernel[grid](*args, **constants)  # without the context manager, which takes as long as a small kernel
-        return
-    with torch.cuda.device(device):
+    if device.type != "cuda":
         kernel[grid](*args, **constants)
+    elif device.index == torch._C._cuda_getDevice():
+        _launch(kernel, grid, device.index, args, constants)
+    else:
+        with torch.cuda.device(device):
+            _launch(kernel, grid, device.index, args, constants)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], device: int, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    key: list[Any] = [kernel.fn, device, *constants.items()]
+    values: list[Any] = []
+    addresses = 0
+    for value in args:
+        if isinstance(value, Tensor):
+            address = value.data_ptr()
+            addresses |= address
+            values.append(address)
+            key.append(value.dtype)
+        elif type(value) is int:  # Triton compiles anew for 1, for multiples of 16 and for 64 bits
+            values.append(value)
+            key.append(None if value == 1 else (value % 16 == 0, -(2**31) <= value < 2**31))
+        elif type(value) is tuple:
+            pointers = tuple(tensor.data_ptr() for tensor in value)
+            for address in pointers:
+                addresses |= address
+            values.append(pointers)
+            key.append(tuple(tensor.dtype for tensor in value))
+        else:
+            values.append(value)
+            key.append(type(value))
+    found = None if addresses % 16 or _has_hooks() else _COMPILED.get(tuple(key))
+    if found is None:
+        compiled = kernel[grid](*args, **constants)
+        if addresses % 16 == 0 and not INTERPRETED:
+            ordered = tuple(constants[name] for name in kernel.arg_names[len(args) :])
+            _COMPILED[tuple(key)] = compiled.run, compiled.function, compiled.packed_metadata, ordered
+        return
+    run, function, metadata, ordered = found
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    x, y, z = (*grid, 1, 1)[:3]
+    run(x, y, z, stream, function, metadata, None, None, None, *values, *ordered)
+
+
+def _has_hooks() -> bool:
+    """Returns whether a profiler wants to be told of launches, which only Triton's own launch does."""
+    return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
