@@ -74,19 +74,8 @@ class TestLightTokens(OperationTester):
         ),
         Limit(
             "triton",
-            "a previous map must",
-            change=lambda s: s.change(previous=s.tensors["previous"].contiguous()),
-        ),
-        Limit(
-            "triton",
-            "previous tokens must",
-            sizes(previous="shortcut"),
-            lambda s: s.change(previous=s.tensors["previous"].mT.contiguous().mT),
-        ),
-        Limit(
-            "triton",
-            "the tokens must be contiguous",
-            change=lambda s: s.change(x=s.tensors["x"].mT.contiguous().mT),
+            "the shape of the tokens or of their map",
+            change=lambda s: s.change(previous=s.tensors["previous"][:, :, :1, :1]),
         ),
         Limit(
             "triton",

@@ -32,24 +32,33 @@ from torch import Tensor
 
 from ..autocast import autocast_type
 from ..dispatch import TRACED
-from ..once import once_differentiable
 from .batch_norm import accumulator, sum_of_splits
 from .layer_norm import input_gradient, normalize
 from .light_layer import _gate_gradients, _gates, _or, _partial, _Shape, _tiles
 from .light_layer_parts import program_and_channels, three_weights
-from .runtime import INTERPRETED, TYPES, device_unsupported_reason, is_traced, pieces, power_of_2, run_kernel
+from .runtime import (
+    INTERPRETED,
+    TYPES,
+    DifferentiableOperator,
+    device_unsupported_reason,
+    is_traced_otherwise,
+    pieces,
+    power_of_2,
+    run_kernel,
+)
 
 if TYPE_CHECKING:
     from ..light_tokens import LayerNormArguments
 
 ELEMENTS = 2048  # of a tile of entire tokens in the forward pass
 GRADIENT_ELEMENTS = 1024  # and in the backward pass
-PER_WARP = 512  # elements of such a tile
+PER_WARP = 256  # elements of such a tile
 TOKEN_STAGES = 2  # such tiles that are loaded ahead
 PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
 MOST_CHANNELS = 16384
+DTYPES = tuple(TYPES)
 
 
 @triton.jit
@@ -164,6 +173,7 @@ def _attention_kernel(
     earliest = (program // segments) * samples
     first = (program % segments) * rows
     last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
     pixels = height * width
     tokens = prefix + pixels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
@@ -206,9 +216,8 @@ def _attention_kernel(
             above = tl.zeros([COLUMNS, CHANNELS], ACC)  # u of the row above, without the row below it
             here = tl.zeros([COLUMNS, CHANNELS], ACC)  # u of this row, without the rows below
             centre = tl.zeros([COLUMNS, CHANNELS], ACC)  # x of the row above
-            for step in tl.range(last - first + 2, num_stages=STAGES):
-                row = first - 1 + step
-                exists = (w * 0 + row >= 0) & (w * 0 + row < height)  # the interpreter splats no bool
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = w * 0 + row < height  # the interpreter splats no bool
                 token = prefix + row * width + w
                 _, n0 = _load_normed(
                     x_here, statistics_here, token - 1, exists & (w >= 1) & (w <= width),
@@ -277,6 +286,7 @@ def _values_kernel(
     segment = program % segments
     first = segment * rows
     last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
     pixels = height * width
     tokens = prefix + pixels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
@@ -302,9 +312,8 @@ def _values_kernel(
             w = left + tl.arange(0, COLUMNS)
             above = tl.zeros([COLUMNS, CHANNELS], ACC)  # as in the forward pass
             here = tl.zeros([COLUMNS, CHANNELS], ACC)
-            for step in tl.range(last - first + 2, num_stages=STAGES):
-                row = first - 1 + step
-                exists = (w * 0 + row >= 0) & (w * 0 + row < height)
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = w * 0 + row < height
                 token = prefix + row * width + w
                 _, n0 = _load_normed(
                     x_here, statistics_here, token - 1, exists & (w >= 1) & (w <= width),
@@ -365,6 +374,7 @@ def _convolution_kernel(
     earliest = (program // segments) * samples
     first = (program % segments) * rows
     last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
     pixels = height * width
     tokens = prefix + pixels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
@@ -395,10 +405,12 @@ def _convolution_kernel(
             above = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of the row above, without the row below it
             here = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of this row, without the rows below
             n_above = tl.zeros([COLUMNS, CHANNELS], ACC)  # n of the row above, 0 outside of the program's rows
-            n_here = tl.zeros([COLUMNS, CHANNELS], ACC)
-            for step in tl.range(last - first + 2, num_stages=STAGES):
-                row = first - 1 + step
-                exists = ((w * 0 + row >= 0) & (w * 0 + row < height))[:, None]
+            _, n_here = _load_normed(
+                x_here, statistics_here, prefix + begin * width + w, (w < width) & (w * 0 + begin >= first),
+                columns, inside, gamma, beta, tokens, channels, ACC,
+            )  # fmt: skip
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = (w * 0 + row < height)[:, None]
                 places = (row * width + w)[:, None] * channels + columns[None, :]
                 c0 = tl.load(grad_value_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
                 c1 = tl.load(grad_value_here + places, mask=across & exists, other=0.0).to(ACC)
@@ -620,7 +632,7 @@ class _Sizes(NamedTuple):
         }  # fmt: skip
 
 
-def forward(
+def _forward(
     x: Tensor,
     query_weight: Tensor | None,
     key_weight: Tensor | None,
@@ -638,11 +650,12 @@ def forward(
     add_prefix: bool,
     eps: float,
     previous_eps: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Returns x', O in the given dtype, the gates, and for the backward pass the statistics and the sums of n."""
+    dtype: int,  # of O, an index of DTYPES
+    differentiated: bool,
+) -> tuple[Tensor | None, ...]:
+    """Returns x', O and the gates, and for the backward pass the statistics of the tokens and the sums of n."""
     sizes = _Sizes.of(x, previous, height, width)
-    shape, tokens = sizes.shape, sizes.tokens
+    shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
     constants = sizes.whole_tokens(ELEMENTS)
     wanted = max(1, min(MOST_SEGMENTS, pieces(PROGRAMS, shape.batch)))
     tokens_per_segment = constants["TOKENS"] * pieces(tokens, constants["TOKENS"] * wanted)
@@ -654,17 +667,12 @@ def forward(
         x, _or(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
         tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None, **constants,
     )  # fmt: skip
-    gate = None
+    gate = total = None
     if query_weight is not None and key_weight is not None:
-        gate = _gates(pooled, query_weight, key_weight, heads, shape)
-    output = torch.empty(
-        (shape.batch, shape.channels, height, width),
-        device=x.device,
-        dtype=dtype,
-        memory_format=torch.channels_last,
-    )
+        total = _total(x) if differentiated else None
+        gate = _gates(pooled, query_weight, key_weight, heads, shape, segments, total)
+    output = _empty_map(x, height, width, dtype)
     result = torch.empty_like(x)
-    tiles = shape.tiles
     run_kernel(
         _attention_kernel, shape.programs,
         x, _or(previous, x), statistics, value_weight, gamma, beta, _or(previous_gamma, gamma),
@@ -674,49 +682,63 @@ def forward(
         GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
         ADD_PREFIX=add_prefix, **shape.constants,
     )  # fmt: skip
-    return result, output, gate, statistics, pooled
+    return result, output, gate, statistics if differentiated else None, total
 
 
-def backward(
-    grad: Tensor,
-    grad_next: Tensor | None,
-    grad_gate: Tensor | None,
-    x: Tensor,
-    query_weight: Tensor | None,
-    key_weight: Tensor | None,
-    value_weight: Tensor,
-    previous: Tensor | None,
-    decay: Tensor | None,
-    gamma: Tensor,
-    beta: Tensor,
-    previous_gamma: Tensor | None,
-    previous_beta: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    statistics: Tensor,
-    pooled: Tensor,
-    heads: int,
-    height: int,
-    width: int,
-    add_prefix: bool,
-    dtype: torch.dtype,
+def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | None, ...]:
+    """Returns tensors like those of `_forward`, without values."""
+    heads, height, width, dtype, differentiated = *args[9:12], *args[15:17]
+    batch, tokens, _ = x.shape
+    gated = query_weight is not None
+    return (
+        torch.empty_like(x),
+        _empty_map(x, height, width, dtype),
+        x.new_empty((batch, heads), dtype=accumulator(x)) if gated else None,
+        x.new_empty((batch, 4, tokens), dtype=accumulator(x)) if differentiated else None,
+        _total(x) if gated and differentiated else None,
+    )
+
+
+def _total(x: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[2]), dtype=accumulator(x))
+
+
+def _empty_map(x: Tensor, height: int, width: int, dtype: int) -> Tensor:
+    """Returns a map for O."""
+    return torch.empty(
+        (x.shape[0], x.shape[2], height, width), device=x.device, dtype=DTYPES[dtype], memory_format=torch.channels_last
+    )
+
+
+def _backward(
+    arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of the first ten arguments of `forward`, given those of x', O and the gates."""
+    """Returns the gradients of the tensors among the arguments of `_forward`."""
+    (
+        x, query_weight, key_weight, value_weight, previous, decay, gamma, beta, previous_gamma, previous_beta, mask,
+        heads, height, width, add_prefix, _, _, dtype,
+    ) = arguments  # fmt: skip
+    _, _, gate, statistics, total = results
+    grad, grad_next, grad_gate = grads
+    assert statistics is not None
+    grad = torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous()
+    if grad_next is not None:
+        grad_next = grad_next.to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
     sizes = _Sizes.of(x, previous, height, width)
     shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
     switches = {"NEXT": grad_next is not None, "GATED": gate is not None, "MASKED": mask is not None}
-    grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=dtype)
+    grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=DTYPES[dtype])
     grad_gates = _partial(x, shape)
     run_kernel(
         _values_kernel, shape.programs,
-        x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, pooled), _or(mask, pooled),
+        x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, gamma), _or(mask, gamma),
         grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, shape.batch, tiles.samples,
         tiles.segments, tiles.rows, **switches, **shape.constants,
     )  # fmt: skip
-    grad_pooled, grad_weights = pooled, None
-    if gate is not None and query_weight is not None and key_weight is not None:
+    grad_pooled = grad_weights = None
+    if gate is not None and total is not None:
         grad_pooled, grad_weights = _gate_gradients(
-            grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape
+            grad_gates, total, query_weight, key_weight, gate, grad_gate, heads, shape, 1
         )
     grad_normed = torch.empty_like(grad_value)
     products = _partial(x, shape, 9, grouped=True)
@@ -733,61 +755,47 @@ def backward(
     sums = torch.empty((programs, 4, shape.channels), device=x.device, dtype=shape.acc)
     run_kernel(
         _norms_kernel, (programs,),
-        x, _or(previous, x), grad, _or(grad_next, grad), grad_normed, grad_pooled, statistics, gamma,
-        _or(previous_gamma, gamma), _or(decay, gamma), _or(mask, pooled), grad_x, _or(grad_previous, grad_x), sums,
+        x, _or(previous, x), grad, _or(grad_next, grad), grad_normed, _or(grad_pooled, sums), statistics, gamma,
+        _or(previous_gamma, gamma), _or(decay, gamma), _or(mask, gamma), grad_x, _or(grad_previous, grad_x), sums,
         rows, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
         PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, **switches, **constants,
     )  # fmt: skip
     size = 0 if query_weight is None else query_weight.shape[-1]
-    grads = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)  # in one allocation
-    grad_kernel, grad_norms, grad_projections = grads.split((9 * shape.channels, 5 * shape.channels, 2 * size))
+    grads_of_weights = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)
+    grad_kernel, grad_norms, grad_projections = grads_of_weights.split(
+        (9 * shape.channels, 5 * shape.channels, 2 * size)
+    )
     block = min(32, max(16, power_of_2(shape.channels)))
     run_kernel(
         _sums_kernel, (13, pieces(max(shape.channels, 2 * size), block)),
-        products, sums, _or(grad_weights, pooled), _or(previous_gamma, gamma), _or(previous_beta, beta),
+        products, sums, _or(grad_weights, sums), _or(previous_gamma, gamma), _or(previous_beta, beta),
         _or(decay, gamma), grad_kernel, grad_norms, grad_projections, shape.channels, len(products), programs,
         0 if grad_weights is None else len(grad_weights), 2 * size,
         PREVIOUS=previous is not None, DECAY=decay is not None, SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
     norms = grad_norms.view(5, shape.channels)
-    has_memory = previous_gamma is not None
     return (
         grad_x,
-        _like(grad_projections[:size], query_weight),
-        _like(grad_projections[size:], key_weight),
-        _like(grad_kernel, value_weight),
+        _like(query_weight, grad_projections[:size]),
+        _like(key_weight, grad_projections[size:]),
+        _like(value_weight, grad_kernel),
         grad_previous,
-        _like(norms[4], decay),
-        _like(norms[0], gamma),
-        _like(norms[1], beta),
-        _like(norms[2], previous_gamma) if has_memory else None,
-        _like(norms[3], previous_beta) if has_memory else None,
+        _like(decay, norms[4]),
+        _like(gamma, norms[0]),
+        _like(beta, norms[1]),
+        _like(previous_gamma, norms[2]),
+        _like(previous_beta, norms[3]),
+        None,
     )
 
 
-def _like(grad: Tensor, parameter: Tensor | None) -> Tensor | None:
+def _like(parameter: Tensor | None, grad: Tensor) -> Tensor | None:
     return None if parameter is None else grad.to(parameter.dtype).view(parameter.shape)
 
 
-class _LightTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        result, output, gate, statistics, pooled = forward(*args)
-        ctx.save_for_backward(*args[:11], gate, statistics, pooled)
-        ctx.numbers = args[11:15]  # heads, height, width, add_prefix
-        ctx.dtype = output.dtype
-        ctx.set_materialize_grads(False)
-        return result, output, gate
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_next: Tensor | None, grad_gate: Tensor | None) -> Any:  # type: ignore[override]
-        x = ctx.saved_tensors[0]
-        grad = torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous()
-        if grad_next is not None:
-            grad_next = grad_next.to(ctx.dtype).contiguous(memory_format=torch.channels_last)
-        grads = backward(grad, grad_next, grad_gate, *ctx.saved_tensors, *ctx.numbers, ctx.dtype)
-        return *grads, *(None,) * 8
+_layer = DifferentiableOperator(
+    "light_tokens", _forward, _backward, _fake, outputs=3, results=5, unsaved=(0, 1), constant=("mask",)
+)
 
 
 def unsupported_reason(
@@ -808,7 +816,7 @@ def unsupported_reason(
 ) -> str | None:
     parameters = [query_weight, key_weight, value_weight, decay, mask, norm.weight, norm.bias]
     parameters += [] if norm_previous is None else [norm_previous.weight, norm_previous.bias]
-    if is_traced(x, previous, *parameters):  # checked before any size is read, which would add a guard
+    if is_traced_otherwise(x, previous, *parameters):  # checked before any size is read, which would add a guard
         return TRACED
     if x.dtype not in TYPES:
         return f"the tokens must be of floating point, got {x.dtype}"
@@ -820,17 +828,11 @@ def unsupported_reason(
         return "the tokens of one sample must have less than 2^31 elements"
     if x.shape[2] > MOST_CHANNELS:
         return f"a token must have at most {MOST_CHANNELS} channels, got {x.shape[2]}"
-    if not x.is_contiguous():
-        return "the tokens must be contiguous"
     if previous is not None:
         if norm_previous is None:
             return "the previous output must have a norm"
-        if previous.dim() == 3 and not (previous.shape == x.shape and previous.is_contiguous()):
-            return "previous tokens must have the shape of the tokens and be contiguous"
-        if previous.dim() != 3 and not (
-            previous.shape == (len(x), x.shape[2], *grid) and previous.is_contiguous(memory_format=torch.channels_last)
-        ):
-            return "a previous map must have the shape of the grid and be channels_last"
+        if previous.shape != (x.shape if previous.dim() == 3 else (len(x), x.shape[2], *grid)):
+            return f"the previous output must have the shape of the tokens or of their map, got {tuple(previous.shape)}"
     if value_weight.shape[1:] != (1, 3, 3):
         return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
     if (query_weight is None) != (key_weight is None):
@@ -865,11 +867,16 @@ def light_tokens(
     prefix: int = 0,
     add_prefix: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    x = x.contiguous()  # without a class token, timm's first block returns tokens [B, N, C] that lie as [B, C, N]
+    if previous is not None:
+        layout = torch.contiguous_format if previous.dim() == 3 else torch.channels_last
+        previous = previous.contiguous(memory_format=layout)
     gamma, beta, previous_eps = (None, None, 0.0) if norm_previous is None else norm_previous
     arguments = (
         x, query_weight, key_weight, value_weight, previous, decay, norm.weight, norm.bias, gamma, beta, mask,
-        heads, *grid, add_prefix and prefix > 0, norm.eps, previous_eps, autocast_type(x) or x.dtype,
+        heads, *grid, add_prefix and prefix > 0, norm.eps, previous_eps, DTYPES.index(autocast_type(x) or x.dtype),
     )  # fmt: skip
-    if torch.is_grad_enabled():
-        return _LightTokens.apply(*arguments)
-    return forward(*arguments)[:3]  # autograd takes longer than a small kernel
+    if not torch.compiler.is_compiling():
+        return _layer(*arguments)
+    result, output, gate, _, _ = _layer.traced(*arguments)
+    return result, output, None if query_weight is None else gate
