@@ -23,7 +23,9 @@ float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -34,7 +36,7 @@ from ..autocast import autocast_type
 from ..dispatch import TRACED
 from .batch_norm import accumulator, sum_of_splits
 from .layer_norm import input_gradient, normalize
-from .light_layer import _gate_gradients, _gates, _or, _partial, _Shape, _tiles
+from .light_layer import _gate_gradients, _gates, _or, _partial, _Shape, _shape
 from .light_layer_parts import program_and_channels, three_weights
 from .runtime import (
     INTERPRETED,
@@ -54,6 +56,8 @@ ELEMENTS = 2048  # of a tile of entire tokens in the forward pass
 GRADIENT_ELEMENTS = 1024  # and in the backward pass
 PER_WARP = 256  # elements of such a tile
 TOKEN_STAGES = 2  # such tiles that are loaded ahead
+ROW_STAGES = 3  # rows of the grid that are loaded ahead
+MOST_REGISTERS = 168  # of a thread, so that a multiprocessor runs three programs that convolve at once
 PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
@@ -597,11 +601,12 @@ def _sums_kernel(
         tl.store(grads_ptr + 4 * channels + columns, correlated * gamma + total * beta, mask=inside)
 
 
-class _Sizes(NamedTuple):
-    """Sizes of the tokens and how they are divided.
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of the tokens, how they are divided among programs, and the constants of the kernels.
 
     Args:
-        shape: Sizes of the map, and how it is divided among the programs that convolve it.
+        shape: Sizes of the map of the patch tokens, and how it is divided among the programs that convolve it.
         prefix: P, the number of prefix tokens.
         previous_tokens: The number of tokens of a sample in O'.
     """
@@ -612,24 +617,56 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, previous: Tensor | None, height: int, width: int) -> _Sizes:
-        batch, tokens, channels = x.shape
-        shape = _Shape(batch, channels, height, width, _tiles(batch, channels, height, width), accumulator(x))
-        is_tokens = previous is not None and previous.dim() == 3
-        return cls(shape, tokens - height * width, tokens if is_tokens else height * width)
+        return _sizes(*x.shape, previous is not None and previous.dim() == 3, height, width, accumulator(x))
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         return self.prefix + self.shape.pixels
 
-    def whole_tokens(self, elements: int) -> dict[str, Any]:
-        """The constants of a kernel whose programs hold entire tokens."""
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        """The constants of a kernel of the forward pass whose programs hold entire tokens."""
+        return self._whole_tokens(ELEMENTS)
+
+    @cached_property
+    def gradient_constants(self) -> dict[str, Any]:
+        """The constants of such a kernel of the backward pass."""
+        return self._whole_tokens(GRADIENT_ELEMENTS)
+
+    @cached_property
+    def row_constants(self) -> dict[str, Any]:
+        """The constants of a kernel whose programs convolve rows of the grid."""
+        registers = {} if torch.version.hip else {"maxnreg": MOST_REGISTERS}
+        return {**self.shape.constants, "STAGES": ROW_STAGES, **registers}
+
+    def _whole_tokens(self, elements: int) -> dict[str, Any]:
         channels = max(16, power_of_2(self.shape.channels))
         number = max(1, elements // channels)
         warps = min(16, max(1, number * channels // PER_WARP))
-        return {
-            "STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels, "ACC": TYPES[self.shape.acc],
-            "num_warps": warps,
-        }  # fmt: skip
+        sizes = {"STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels}
+        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
+
+    @cached_property
+    def segments(self) -> tuple[int, int]:
+        """The number of segments of the tokens of a sample, and the tokens of a segment."""
+        wanted = max(1, min(MOST_SEGMENTS, pieces(PROGRAMS, self.shape.batch)))
+        size = self.constants["TOKENS"] * pieces(self.tokens, self.constants["TOKENS"] * wanted)
+        return pieces(self.tokens, size), size
+
+    @cached_property
+    def gradient_programs(self) -> int:
+        """The number of programs that the tokens of the batch are divided among in the backward pass."""
+        return min(PROGRAMS, pieces(self.shape.batch * self.tokens, self.gradient_constants["TOKENS"]))
+
+
+@lru_cache(maxsize=1024)
+def _sizes(
+    batch: int, tokens: int, channels: int, previous_has_prefix: bool, height: int, width: int, acc: torch.dtype
+) -> _Sizes:
+    pixels = height * width
+    return _Sizes(
+        _shape(batch, channels, height, width, acc), tokens - pixels, tokens if previous_has_prefix else pixels
+    )
 
 
 def _forward(
@@ -656,16 +693,14 @@ def _forward(
     """Returns x', O and the gates, and for the backward pass the statistics of the tokens and the sums of n."""
     sizes = _Sizes.of(x, previous, height, width)
     shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
-    constants = sizes.whole_tokens(ELEMENTS)
-    wanted = max(1, min(MOST_SEGMENTS, pieces(PROGRAMS, shape.batch)))
-    tokens_per_segment = constants["TOKENS"] * pieces(tokens, constants["TOKENS"] * wanted)
-    segments = pieces(tokens, tokens_per_segment)
+    segments, tokens_per_segment = sizes.segments
     statistics = torch.empty((shape.batch, 4, tokens), device=x.device, dtype=shape.acc)
     pooled = torch.empty((shape.batch * segments, shape.channels), device=x.device, dtype=shape.acc)
     run_kernel(
         _statistics_kernel, (shape.batch * segments,),
         x, _or(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
-        tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None, **constants,
+        tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
+        **sizes.constants,
     )  # fmt: skip
     gate = total = None
     if query_weight is not None and key_weight is not None:
@@ -680,7 +715,7 @@ def _forward(
         sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, shape.batch, tiles.samples,
         tiles.segments, tiles.rows,
         GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
-        ADD_PREFIX=add_prefix, **shape.constants,
+        ADD_PREFIX=add_prefix, **sizes.row_constants,
     )  # fmt: skip
     return result, output, gate, statistics if differentiated else None, total
 
@@ -733,7 +768,7 @@ def _backward(
         _values_kernel, shape.programs,
         x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, gamma), _or(mask, gamma),
         grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, shape.batch, tiles.samples,
-        tiles.segments, tiles.rows, **switches, **shape.constants,
+        tiles.segments, tiles.rows, **switches, **sizes.row_constants,
     )  # fmt: skip
     grad_pooled = grad_weights = None
     if gate is not None and total is not None:
@@ -745,20 +780,19 @@ def _backward(
     run_kernel(
         _convolution_kernel, shape.programs,
         grad_value, x, statistics, value_weight, gamma, beta, grad_normed, products, sizes.prefix, height, width,
-        shape.channels, shape.batch, tiles.samples, tiles.segments, tiles.rows, **shape.constants,
+        shape.channels, shape.batch, tiles.samples, tiles.segments, tiles.rows, **sizes.row_constants,
     )  # fmt: skip
     grad_x = torch.empty_like(x)
     grad_previous = None if previous is None else torch.empty_like(previous)
-    constants = sizes.whole_tokens(GRADIENT_ELEMENTS)
-    rows = shape.batch * tokens
-    programs = min(PROGRAMS, pieces(rows, constants["TOKENS"]))
+    programs = sizes.gradient_programs
     sums = torch.empty((programs, 4, shape.channels), device=x.device, dtype=shape.acc)
     run_kernel(
         _norms_kernel, (programs,),
         x, _or(previous, x), grad, _or(grad_next, grad), grad_normed, _or(grad_pooled, sums), statistics, gamma,
         _or(previous_gamma, gamma), _or(decay, gamma), _or(mask, gamma), grad_x, _or(grad_previous, grad_x), sums,
-        rows, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
-        PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, **switches, **constants,
+        shape.batch * tokens, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
+        PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, **switches,
+        **sizes.gradient_constants,
     )  # fmt: skip
     size = 0 if query_weight is None else query_weight.shape[-1]
     grads_of_weights = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)
