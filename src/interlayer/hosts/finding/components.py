@@ -237,7 +237,7 @@ def run_open(block: Any, x: Tensor) -> BlockValues:
 
 def _run_downsample(downsample: Any, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """Returns the projected shortcut, and what it can be computed from again, if a kernel computes its norm."""
-    norm = downsample[-1] if type(downsample) is nn.Sequential and len(downsample) else None
+    norm: Any = downsample[-1] if type(downsample) is nn.Sequential and len(downsample) else None
     hooked = downsample._forward_hooks or downsample._forward_pre_hooks or downsample._backward_hooks
     if hooked or norm_unsupported_reason(norm) is not None or not norm.training or not torch.is_grad_enabled():
         return downsample(x), None
