@@ -71,6 +71,7 @@ PIXELS = 16  # that a program holds at once if it has no rows
 END_PIXELS = 32
 END_STAGES = 3
 FINISH_STAGES = 1
+FINISH_PIXELS = 256  # of a program
 PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
@@ -411,6 +412,12 @@ class _Shape:
         return (self.batch * self.tiles.segments * pieces(self.channels, self.pixel_constants["CHANNELS"]),)
 
     @cached_property
+    def finish_programs(self) -> tuple[int]:
+        """The grid of a kernel whose programs take some channels of a few pixels of a sample."""
+        chunks = pieces(self.channels, self.pixel_constants["CHANNELS"])
+        return (self.batch * pieces(self.pixels, FINISH_PIXELS) * chunks,)
+
+    @cached_property
     def all_pixels(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of some pixels of the batch."""
         constants = self.pixel_constants
@@ -614,14 +621,14 @@ def _backward(
         partial = grad_x
         grad_x = torch.empty_like(x)
         run_kernel(
-            finish_kernel, shape.pixel_programs,
+            finish_kernel, shape.finish_programs,
             partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, table), _or(mask, table),
             table, norm_sums, _or(end_table, table), _or(source_table, table), sums_of_weights, grad_pooled,
             grad_x, _or(grad_shortcut, grad_x),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, float(rows),
+            shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
             END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
-    grad_value = sums_of_weights[:9].t().reshape(value_weight.shape).to(value_weight.dtype)
+    grad_value = sums_of_weights[:9].view(value_weight.shape).to(value_weight.dtype)
     grad_decay = None if decay is None else sums_of_weights[9].to(decay.dtype)
     norm_grads = norm_sums[1].to(norm_weight.dtype), norm_sums[0].to(norm_weight.dtype), None, None
     end_grads: tuple[Tensor | None, ...] = (None,) * 4

@@ -336,7 +336,7 @@ def weights_kernel(
     active_ptr,  # [batch, segments, 2, channels]
     grad_pooled_ptr,  # [batch, channels]
     end_table_ptr,  # [4, channels]
-    grads_ptr,  # [12, channels]: gradients of the 3x3 weight, lambda, and beta and gamma of the end
+    grads_ptr,  # gradients of the 3x3 weight, [channels, 9], then of lambda, and of beta and gamma of the end
     channels,
     splits,  # groups * segments
     active_splits,  # batch * segments
@@ -367,7 +367,10 @@ def weights_kernel(
     result = tl.sum(total, 0)
     if kind == 11:
         result *= tl.load(end_table_ptr + channels + columns, mask=inside, other=0.0)
-    tl.store(grads_ptr + kind * channels + columns, result, mask=inside)
+    if kind < 9:
+        tl.store(grads_ptr + columns * 9 + kind, result, mask=inside)
+    else:
+        tl.store(grads_ptr + kind * channels + columns, result, mask=inside)
 
 
 @triton.jit
@@ -384,7 +387,7 @@ def finish_kernel(
     norm_sums_ptr,  # [2, channels]
     end_table_ptr,  # [4, channels]
     s_table_ptr,  # [4, channels]: of the norm of the shortcut
-    grads_ptr,  # [12, channels]
+    grads_ptr,  # see `weights_kernel`
     grad_pooled_ptr,  # [batch, channels]
     grad_x_ptr,  # [batch, pixels, channels]: gradient of x, or of z if there is an end
     grad_shortcut_ptr,  # [batch, pixels, channels]
