@@ -6,6 +6,7 @@ import pytest
 import torch
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
+from torch._dynamo.backends.debugging import aot_eager
 
 import interlayer
 from interlayer import backend
@@ -14,11 +15,11 @@ from interlayer.ops._triton import light_tokens
 IMAGES = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def vit(**options):
+def vit(depth=2, **options):
     """A ViT with a grid of 3 x 5 patch tokens."""
     torch.manual_seed(0)
     return VisionTransformer(
-        img_size=(12, 20), patch_size=4, embed_dim=12, depth=3, num_heads=2, num_classes=3, **options
+        img_size=(12, 20), patch_size=4, embed_dim=12, depth=depth, num_heads=2, num_classes=3, **options
     ).double()
 
 
@@ -26,7 +27,7 @@ def swin():
     """A Swin transformer with maps [B, H, W, C]."""
     torch.manual_seed(0)
     return SwinTransformer(
-        img_size=(12, 20), patch_size=2, window_size=3, embed_dim=8, depths=(2, 1), num_heads=(2, 2), num_classes=3
+        img_size=(12, 20), patch_size=4, window_size=3, embed_dim=8, depths=(2,), num_heads=(2,), num_classes=3
     ).double()
 
 
@@ -67,11 +68,11 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize(
     ("make", "layers", "options"),
     [
-        (vit, 3, {"reading": "paper"}),
-        (vit, 3, {"reading": "published"}),
-        (lambda: vit(reg_tokens=2, drop_path_rate=0.5), 3, {"reading": "published", "drop_path": "backbone"}),
-        (lambda: vit(class_token=False, global_pool="avg"), 3, {"attention": False}),
-        (swin, 3, {"reading": "published"}),
+        (vit, 2, {"reading": "paper"}),
+        (vit, 2, {"reading": "published"}),
+        (lambda: vit(reg_tokens=2, drop_path_rate=0.5), 2, {"reading": "published", "drop_path": "backbone"}),
+        (lambda: vit(class_token=False, global_pool="avg"), 2, {"attention": False}),
+        (swin, 2, {"reading": "published"}),
     ],
     ids=["paper", "published", "registers", "convolution", "swin"],
 )
@@ -111,6 +112,21 @@ def test_the_gates_are_passed_to_the_hooks(launched):
         for handle in handles:
             handle.remove()
     assert launched
-    assert [gate.shape for gate in seen["triton"]] == [(2, 3, 1)] * 3
+    assert [gate.shape for gate in seen["triton"]] == [(2, 3, 1)] * 2
     for found, expected in zip(seen["triton"], seen["reference"], strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_a_compiled_network_contains_the_kernels():
+    """torch.compile takes a layer as one operator, without a graph break, and computes the same."""
+    model = interlayer.attach(vit(), "mrla_light", channels_per_head=4)
+    operators = []
+
+    def count(graph, inputs):
+        operators.extend(node for node in graph.graph.nodes if "light_tokens" in str(node.target))
+        return aot_eager(graph, inputs)
+
+    expected = results(model, "reference", eval_mode=False)
+    found = results(torch.compile(model, fullgraph=True, backend=count), "triton", eval_mode=False)
+    assert len(operators) == 2
+    assert_equal({name.replace("_orig_mod.", ""): value for name, value in found.items()}, expected)

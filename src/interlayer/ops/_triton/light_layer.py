@@ -43,7 +43,6 @@ from .light_layer_gradients import (
     finish_kernel,
     gradient_kernel,
     pooled_kernel,
-    reduce_kernel,
     scores_kernel,
     weights_kernel,
 )
@@ -72,9 +71,7 @@ PIXELS = 16  # that a program holds at once if it has no rows
 END_PIXELS = 32
 END_STAGES = 3
 FINISH_STAGES = 1
-REDUCE_STAGES = 4
-REDUCE_PIXELS = 32
-REDUCE_PROGRAMS = 8 if INTERPRETED else 1056
+FINISH_PIXELS = 256  # of a program
 PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
@@ -167,7 +164,7 @@ def _end_kernel(
         x = tl.load(z_ptr + places, mask=mask, other=0.0).to(ACC)
         if END:
             z = x - mean[None, :]
-            x, alive = block_output(x, s_ptr, places, mask, scale, shift, SHORTCUT, RELU, ACC)
+            x, alive, _ = block_output(x, s_ptr, places, mask, scale, shift, scale, shift, SHORTCUT, False, RELU, ACC)
             tl.store(x_ptr + places, x.to(x_ptr.dtype.element_ty), mask=mask)
             if ACTIVE:
                 number += tl.where(alive, 1.0, 0.0)
@@ -417,28 +414,21 @@ class _Shape:
         return {**self.pixel_constants, "PIXELS": END_PIXELS, "STAGES": END_STAGES}
 
     @cached_property
-    def reduce_constants(self) -> dict[str, Any]:
-        return {**self.pixel_constants, "PIXELS": REDUCE_PIXELS, "STAGES": REDUCE_STAGES}
-
-    @cached_property
     def pixel_programs(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of a segment."""
         return (self.batch * self.tiles.segments * pieces(self.channels, self.pixel_constants["CHANNELS"]),)
+
+    @cached_property
+    def finish_programs(self) -> tuple[int]:
+        """The grid of a kernel whose programs take some channels of a few pixels of a sample."""
+        chunks = pieces(self.channels, self.pixel_constants["CHANNELS"])
+        return (self.batch * pieces(self.pixels, FINISH_PIXELS) * chunks,)
 
     @cached_property
     def all_pixels(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of some pixels of the batch."""
         constants = self.pixel_constants
         return (pieces(self.batch * self.pixels, constants["PIXELS"]) * pieces(self.channels, constants["CHANNELS"]),)
-
-    @cached_property
-    def splits(self) -> tuple[int, int]:
-        """The number of parts of all pixels of the batch for a sum over them, and the pixels of a part."""
-        rows, chunks = self.batch * self.pixels, pieces(self.channels, self.reduce_constants["CHANNELS"])
-        blocks = pieces(rows, REDUCE_PIXELS)
-        least = pieces(rows * self.channels, 2**30)  # so that offsets of 32 bits suffice within a part
-        size = REDUCE_PIXELS * pieces(blocks, max(least, min(blocks, REDUCE_PROGRAMS // chunks)))
-        return pieces(rows, size), size
 
 
 @lru_cache(maxsize=1024)
@@ -483,6 +473,8 @@ def _forward(
     decay: Tensor | None,
     mask: Tensor | None,
     shortcut: Tensor | None,
+    source: Tensor | None,  # the input of the norm of the shortcut
+    source_table: Tensor | None,  # the table of that norm
     norm_weight: Tensor,
     norm_bias: Tensor,
     running_mean: Tensor | None,
@@ -556,8 +548,8 @@ def _forward(
 
 def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | None, ...]:
     """Returns tensors like those of `_forward`, without values."""
-    end_weight, end_running_mean = args[10], args[12]
-    heads, training, end_training, differentiated = args[14], args[17], args[20], args[23]
+    end_weight, end_running_mean = args[12], args[14]
+    heads, training, end_training, differentiated = args[16], args[19], args[22], args[25]
     batch, channels, acc = x.shape[0], x.shape[1], accumulator(x)
 
     def table(training: bool, running: Tensor | None) -> Tensor | None:
@@ -570,7 +562,7 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
         None if query_weight is None else x.new_empty((batch, heads), dtype=acc),
         _kept_sums(x) if differentiated else None,
         _kept_sums(x, 2) if differentiated and end_weight is not None else None,
-        table(training, args[8]),
+        table(training, args[10]),
         table(end_training, end_running_mean) if end_weight is not None else None,
     )
 
@@ -580,30 +572,25 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of the tensors among the arguments of `_forward`."""
     (
-        x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, norm_weight, _, _, _, end_weight,
-        _, _, _, heads, relu, is_shortcut, training, _, _, end_training, _, _,
+        x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, source, source_table,
+        norm_weight, _, _, _, end_weight, _, _, _, heads, relu, is_shortcut, training, _, _, end_training, _, _,
     ) = arguments  # fmt: skip
     _, output, gate, pooled, active, table, end_table = results
     grad, grad_next, grad_gate = grads
     assert output is not None
     assert pooled is not None
     assert table is not None
+    projected = source is not None
+    shortcut = source if projected else shortcut
     previous = shortcut if is_shortcut else previous
     has_end = end_weight is not None
-    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "RELU": relu}
+    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": projected, "RELU": relu}
     shape = _Shape.of(x)
     tiles, rows = shape.tiles, shape.batch * shape.pixels
     grad = torch.zeros_like(x) if grad is None else _as(grad, x)
     grad_next = None if grad_next is None else _as(grad_next, x)
 
-    splits, split_pixels = shape.splits
-    sums = torch.empty((splits, 2, shape.channels), device=x.device, dtype=shape.acc)
-    run_kernel(
-        reduce_kernel, (splits * pieces(shape.channels, shape.reduce_constants["CHANNELS"]),),
-        grad, output, table, _or(mask, sums), sums, rows, shape.pixels, split_pixels, shape.channels,
-        MASKED=mask is not None, **shape.reduce_constants,
-    )  # fmt: skip
-    norm_sums = batch_norm.sums_of_splits(sums)
+    norm_sums = batch_norm.gradient_sums(grad, output, table, mask)
     grad_x = torch.empty_like(x)
     separate = previous is not None and not is_shortcut
     grad_previous = torch.empty_like(x) if separate else None
@@ -615,8 +602,8 @@ def _backward(
     }  # fmt: skip
     run_kernel(
         gradient_kernel, shape.programs,
-        grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, sums),
-        _or(decay, sums), _or(mask, sums), table, _or(end_table, table), norm_sums,
+        grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, table),
+        _or(decay, table), _or(mask, table), table, _or(end_table, table), _or(source_table, table), norm_sums,
         grad_x, _or(grad_previous, grad_x), grad_gates, products,
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         float(rows),
@@ -644,21 +631,22 @@ def _backward(
         partial = grad_x
         grad_x = torch.empty_like(x)
         run_kernel(
-            finish_kernel, shape.pixel_programs,
-            partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, sums), _or(mask, sums),
-            table, norm_sums, _or(end_table, table), sums_of_weights, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, float(rows),
+            finish_kernel, shape.finish_programs,
+            partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, table), _or(mask, table),
+            table, norm_sums, _or(end_table, table), _or(source_table, table), sums_of_weights, grad_pooled,
+            grad_x, _or(grad_shortcut, grad_x),
+            shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
             END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
-    grad_value = sums_of_weights[:9].t().reshape(value_weight.shape).to(value_weight.dtype)
+    grad_value = sums_of_weights[:9].view(value_weight.shape).to(value_weight.dtype)
     grad_decay = None if decay is None else sums_of_weights[9].to(decay.dtype)
     norm_grads = norm_sums[1].to(norm_weight.dtype), norm_sums[0].to(norm_weight.dtype), None, None
     end_grads: tuple[Tensor | None, ...] = (None,) * 4
     if has_end:
         end_grads = sums_of_weights[11].to(end_weight.dtype), sums_of_weights[10].to(end_weight.dtype), None, None
     return (
-        grad_x, grad_query, grad_key, grad_value, grad_previous, grad_decay, None, grad_shortcut, *norm_grads,
-        *end_grads,
+        grad_x, grad_query, grad_key, grad_value, grad_previous, grad_decay, None, grad_shortcut, None, None,
+        *norm_grads, *end_grads,
     )  # fmt: skip
 
 
@@ -670,7 +658,8 @@ _layer = DifferentiableOperator(
     outputs=3,
     results=7,
     unsaved=(0,),
-    constant=("mask", "running_mean", "running_var", "end_running_mean", "end_running_var"),
+    recomputed=("shortcut", "source"),
+    constant=("mask", "source", "source_table", "running_mean", "running_var", "end_running_mean", "end_running_var"),
 )
 
 
@@ -819,7 +808,11 @@ def light_layer(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     shortcut, relu, end_norm = (None, False, NO_NORM) if end is None else (end.shortcut, end.relu, end.norm)
     is_shortcut = previous is not None and previous is shortcut
-    maps = (x, query_weight, key_weight, value_weight, None if is_shortcut else previous, decay, mask, shortcut)
+    source, source_table = (None, None) if end is None or end.source is None else end.source
+    maps = (
+        x, query_weight, key_weight, value_weight, None if is_shortcut else previous, decay, mask, shortcut,
+        source, source_table,
+    )  # fmt: skip
     numbers = (heads, relu, is_shortcut, *norm[4:], *end_norm[4:])
     if not torch.compiler.is_compiling():
         return _layer(*maps, *norm.tensors, *end_norm.tensors, *numbers)

@@ -157,6 +157,8 @@ class DifferentiableOperator:
         results: The number of results of `forward`.
         unsaved: The indices of outputs that the backward pass does not need. It gets None instead.
         constant: The names of tensors for which `backward` returns no gradient.
+        recomputed: The name of a tensor that is not saved if the tensor with the second name is given, because
+            `backward` computes it again from that one. It gets None instead.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class DifferentiableOperator:
         results: int,
         unsaved: Collection[int] = (),
         constant: Collection[str] = (),
+        recomputed: tuple[str, str] | None = None,
     ) -> None:
         self._forward = forward
         types = get_type_hints(forward)
@@ -178,9 +181,14 @@ class DifferentiableOperator:
         count = len(tensors)
         differentiable = [i for i, n in enumerate(tensors) if n not in constant]
 
+        result_of, source_of = (-1, -1) if recomputed is None else map(tensors.index, recomputed)
+
         def save(ctx: Any, args: tuple[Any, ...], found: Sequence[Any]) -> None:
+            given = list(args[:count])
+            if result_of >= 0 and given[source_of] is not None:
+                given[result_of] = None
             kept = [None if i in unsaved else t for i, t in enumerate(found)]
-            ctx.save_for_backward(*args[:count], *kept)
+            ctx.save_for_backward(*given, *kept)
             ctx.numbers = args[count:]
             ctx.set_materialize_grads(False)
 
