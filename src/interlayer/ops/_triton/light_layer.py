@@ -46,7 +46,7 @@ from .light_layer_gradients import (
     scores_kernel,
     weights_kernel,
 )
-from .light_layer_parts import block_output, program_and_channels, project, three_weights
+from .light_layer_parts import block_output, program_and_channels, projections, three_weights
 from .runtime import (
     INTERPRETED,
     TYPES,
@@ -202,8 +202,9 @@ def _gate_kernel(
     places = head[:, None] * depth + within[None, :]
     inside = (head < heads)[:, None] & (within < depth)[None, :]
     start = sample * segments * channels
-    query = project(pooled_ptr, query_ptr, start, places, inside, channels, segments, size, pixels, ACC)
-    key = project(pooled_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC)
+    query, key = projections(
+        pooled_ptr, query_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC
+    )
     score = tl.sum(tl.where(inside, query * key, 0.0), 1) * score_scale
     tl.store(gate_ptr + sample * heads + head, 1.0 / (1.0 + tl.exp(-score)), mask=head < heads)
     if TOTAL:
