@@ -46,6 +46,12 @@ def affine(table_ptr, columns, inside, channels, GIVEN: tl.constexpr, CHANNELS: 
 
 
 @triton.jit
+def append(items, item):
+    """Returns a tuple with one more item."""
+    return items + (item,)  # noqa: RUF005  # Triton does not support (*items, item)
+
+
+@triton.jit
 def three_weights(weight_ptr, start: tl.constexpr, columns, inside, ACC: tl.constexpr):
     """Returns three weights of each channel."""
     places = weight_ptr + columns * 9 + start

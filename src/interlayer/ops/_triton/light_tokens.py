@@ -37,7 +37,7 @@ from ..dispatch import TRACED
 from .batch_norm import accumulator, sum_of_splits
 from .layer_norm import input_gradient, normalize
 from .light_layer import _gate_gradients, _gates, _or, _partial, _Shape, _shape
-from .light_layer_parts import program_and_channels, three_weights
+from .light_layer_parts import append, program_and_channels, three_weights
 from .runtime import (
     INTERPRETED,
     TYPES,
@@ -56,8 +56,11 @@ ELEMENTS = 2048  # of a tile of entire tokens in the forward pass
 GRADIENT_ELEMENTS = 1024  # and in the backward pass
 PER_WARP = 256  # elements of such a tile
 TOKEN_STAGES = 2  # such tiles that are loaded ahead
-ROW_STAGES = 3  # rows of the grid that are loaded ahead
-MOST_REGISTERS = 168  # of a thread, so that a multiprocessor runs three programs that convolve at once
+TILE_STAGES = 3  # rows of the grid that are loaded ahead
+WIDEST_ROW = 16  # pixels that a thread holds; of wider grids, half as many
+ROW_CHANNELS = 64  # of a program whose threads hold the pixels of a row
+PER_ROW_WARP = 64  # of these channels
+REGISTERS = {} if torch.version.hip else {"maxnreg": 168}  # so that a multiprocessor runs three programs of four warps
 PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
@@ -122,19 +125,74 @@ def _statistics_kernel(
 def _load_normed(
     x_ptr, statistics_ptr, token, known, columns, inside, gamma, beta, tokens, channels, ACC: tl.constexpr
 ):
-    """Returns some tokens of x, and n there, which is 0 where a token is not known."""
+    """Returns n of some tokens, which is 0 where a token is not known."""
     places = token[:, None] * channels + columns[None, :]
     x = tl.load(x_ptr + places, mask=known[:, None] & inside[None, :], other=0.0).to(ACC)
     mean = tl.load(statistics_ptr + token, mask=known, other=0.0)
     inverse_std = tl.load(statistics_ptr + tokens + token, mask=known, other=0.0)
     normed = (x - mean[:, None]) * inverse_std[:, None] * gamma[None, :] + beta[None, :]
-    return x, tl.where(known[:, None], normed, 0.0)
+    return tl.where(known[:, None], normed, 0.0)
 
 
 @triton.jit
-def _normal_distribution(u):
-    """Returns the distribution function of the standard normal distribution."""
-    return 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+def _load_row(
+    x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+    WHOLE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Returns n of a pixel to the left, COLUMNS pixels and a pixel to the right, 0 outside of the grid."""
+    tokens = prefix + height * width
+    normed = ()
+    for index in tl.static_range(COLUMNS + 2):
+        if WHOLE and (index == 0 or index == COLUMNS + 1):
+            normed = append(normed, tl.zeros([CHANNELS], ACC))
+        else:
+            w = left + index - 1
+            known = columns * 0 + row < height  # the interpreter splats no bool
+            if not WHOLE:
+                known = known & (columns * 0 + w >= 0) & (columns * 0 + w < width)
+                w = tl.minimum(tl.maximum(w, 0), width - 1)
+            token = prefix + tl.minimum(row, height - 1) * width + w
+            value = tl.load(x_ptr + token * channels + columns, mask=known & inside, other=0.0).to(ACC)
+            mean = tl.load(statistics_ptr + token)
+            inverse_std = tl.load(statistics_ptr + tokens + token)
+            normed = append(normed, tl.where(known, (value - mean) * inverse_std * gamma + beta, 0.0))
+    return normed
+
+
+@triton.jit
+def _zeros(COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
+    """Returns a row of pixels of zeros."""
+    row = ()
+    for _ in tl.static_range(COLUMNS):
+        row = append(row, tl.zeros([CHANNELS], ACC))
+    return row
+
+
+@triton.jit
+def _add_row(row, normed, w0, w1, w2, COLUMNS: tl.constexpr):
+    """Returns a row of pixels plus the convolution of n with three weights."""
+    added = ()
+    for index in tl.static_range(COLUMNS):
+        added = append(added, row[index] + w0 * normed[index] + w1 * normed[index + 1] + w2 * normed[index + 2])
+    return added
+
+
+@triton.jit
+def _gelu(u, ACC: tl.constexpr):
+    """Returns the normal distribution function Φ(u), by which GELU multiplies u, and its derivative.
+
+    In float32, erf is approximated to 1.5e-7 (Abramowitz and Stegun, 7.1.26), about the rounding error of 1 + erf.
+    CUDA's erf takes more instructions, on which these kernels spend most of their time.
+    """
+    density = 0.3989422804014327 * tl.exp(-0.5 * u * u)
+    if ACC == tl.float64:  # noqa: SIM300
+        below = 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+    else:
+        t = 1.0 / (1.0 + 0.2316418882 * tl.abs(u))  # 0.3275911 / sqrt(2)
+        tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+        tail *= 1.2533141373155003 * density  # exp(-u² / 2) / 2
+        below = tl.where(u < 0, tail, 1.0 - tail)
+    return below, density
 
 
 @triton.jit
@@ -158,8 +216,6 @@ def _attention_kernel(
     width,
     channels,
     heads,
-    batch,
-    samples,
     segments,
     rows,
     GATED: tl.constexpr,
@@ -167,19 +223,23 @@ def _attention_kernel(
     DECAY: tl.constexpr,
     MASKED: tl.constexpr,
     ADD_PREFIX: tl.constexpr,
-    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     program, columns = program_and_channels(channels, CHANNELS)
     inside = columns < channels
-    earliest = (program // segments) * samples
+    sample = (program // segments).to(tl.int64)  # within a sample, offsets of 32 bits suffice
     first = (program % segments) * rows
     last = tl.minimum(first + rows, height)
-    begin = tl.maximum(first - 1, 0)
     pixels = height * width
     tokens = prefix + pixels
+    x_ptr += sample * tokens * channels
+    sum_ptr += sample * tokens * channels
+    statistics_ptr += sample * 4 * tokens
+    previous_ptr += (sample * previous_tokens + previous_tokens - tokens) * channels
+    output_ptr += (sample * pixels - prefix) * channels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
     w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
     w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
@@ -194,64 +254,49 @@ def _attention_kernel(
             decay = tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
             scale *= decay
             shift *= decay
-    for index in range(tl.minimum(batch - earliest, samples)):
-        sample = (earliest + index).to(tl.int64)  # within a sample, offsets of 32 bits suffice
-        x_here = x_ptr + sample * tokens * channels
-        sum_here = sum_ptr + sample * tokens * channels
-        statistics_here = statistics_ptr + sample * 4 * tokens
-        previous_here = previous_ptr + (sample * previous_tokens + previous_tokens - tokens) * channels
-        output_here = output_ptr + (sample * pixels - prefix) * channels
-        gate = tl.full([CHANNELS], 1.0, ACC)
-        if GATED:
-            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
-        factor = 1.0
-        if MASKED:
-            factor = tl.load(mask_ptr + sample).to(ACC)
-        if first == 0:
-            for token in range(prefix):
-                value = tl.load(x_here + token * channels + columns, mask=inside, other=0.0).to(ACC)
-                if ADD_PREFIX:
-                    mean = tl.load(statistics_here + token)
-                    inverse_std = tl.load(statistics_here + tokens + token)
-                    value += factor * ((value - mean) * inverse_std * gamma + beta)
-                tl.store(sum_here + token * channels + columns, value.to(sum_ptr.dtype.element_ty), mask=inside)
-        for left in range(0, width, COLUMNS):
-            w = left + tl.arange(0, COLUMNS)
-            above = tl.zeros([COLUMNS, CHANNELS], ACC)  # u of the row above, without the row below it
-            here = tl.zeros([COLUMNS, CHANNELS], ACC)  # u of this row, without the rows below
-            centre = tl.zeros([COLUMNS, CHANNELS], ACC)  # x of the row above
-            for row in tl.range(begin, last + 1, num_stages=STAGES):
-                exists = w * 0 + row < height  # the interpreter splats no bool
-                token = prefix + row * width + w
-                _, n0 = _load_normed(
-                    x_here, statistics_here, token - 1, exists & (w >= 1) & (w <= width),
-                    columns, inside, gamma, beta, tokens, channels, ACC,
-                )  # fmt: skip
-                x, n1 = _load_normed(
-                    x_here, statistics_here, token, exists & (w < width),
-                    columns, inside, gamma, beta, tokens, channels, ACC,
-                )  # fmt: skip
-                _, n2 = _load_normed(
-                    x_here, statistics_here, token + 1, exists & (w < width - 1),
-                    columns, inside, gamma, beta, tokens, channels, ACC,
-                )  # fmt: skip
-                above += w20[None, :] * n0 + w21[None, :] * n1 + w22[None, :] * n2
-                known = (w < width) & (w * 0 + row > first)  # the row above is complete
-                ready = known[:, None] & inside[None, :]
-                token -= width
-                places = token[:, None] * channels + columns[None, :]
-                output = gate[None, :] * above * _normal_distribution(above)
-                if PREVIOUS:
-                    memory = tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
-                    mean = tl.load(statistics_here + 2 * tokens + token, mask=known, other=0.0)
-                    inverse_std = tl.load(statistics_here + 3 * tokens + token, mask=known, other=0.0)
-                    memory = (memory - mean[:, None]) * inverse_std[:, None]
-                    output += memory * scale[None, :] + shift[None, :]
-                tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
-                tl.store(sum_here + places, (centre + factor * output).to(sum_ptr.dtype.element_ty), mask=ready)
-                above = here + w10[None, :] * n0 + w11[None, :] * n1 + w12[None, :] * n2
-                here = w00[None, :] * n0 + w01[None, :] * n1 + w02[None, :] * n2
-                centre = x + 0.0  # Triton does not prefetch the loads of a loop that passes a value on unchanged
+    gate = tl.full([CHANNELS], 1.0, ACC)
+    if GATED:
+        gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+    factor = 1.0
+    if MASKED:
+        factor = tl.load(mask_ptr + sample).to(ACC)
+    if first == 0:
+        for token in range(prefix):
+            value = tl.load(x_ptr + token * channels + columns, mask=inside, other=0.0).to(ACC)
+            if ADD_PREFIX:
+                mean = tl.load(statistics_ptr + token)
+                inverse_std = tl.load(statistics_ptr + tokens + token)
+                value += factor * ((value - mean) * inverse_std * gamma + beta)
+            tl.store(sum_ptr + token * channels + columns, value.to(sum_ptr.dtype.element_ty), mask=inside)
+    for left in range(0, width, COLUMNS):
+        above = _zeros(COLUMNS, CHANNELS, ACC)  # u of the row above, without the row below it
+        here = _zeros(COLUMNS, CHANNELS, ACC)  # u of this row, without the rows below
+        for row in range(tl.maximum(first - 1, 0), last + 1):
+            normed = _load_row(
+                x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+                WHOLE, COLUMNS, CHANNELS, ACC,
+            )  # fmt: skip
+            above = _add_row(above, normed, w20, w21, w22, COLUMNS)
+            if row > first:  # the row above is complete
+                for index in tl.static_range(COLUMNS):
+                    known = inside
+                    if not WHOLE:
+                        known = inside & (columns * 0 + left + index < width)
+                    token = prefix + (row - 1) * width + left + index
+                    places = token * channels + columns
+                    output = gate * above[index] * _gelu(above[index], ACC)[0]
+                    if PREVIOUS:
+                        memory = tl.load(previous_ptr + places, mask=known, other=0.0).to(ACC)
+                        if not WHOLE:
+                            token = tl.minimum(token, tokens - 1)
+                        mean = tl.load(statistics_ptr + 2 * tokens + token)
+                        inverse_std = tl.load(statistics_ptr + 3 * tokens + token)
+                        output += (memory - mean) * inverse_std * scale + shift
+                    x = tl.load(x_ptr + places, mask=known, other=0.0).to(ACC)  # again, from the cache
+                    tl.store(output_ptr + places, output.to(output_ptr.dtype.element_ty), mask=known)
+                    tl.store(sum_ptr + places, (x + factor * output).to(sum_ptr.dtype.element_ty), mask=known)
+            above = _add_row(here, normed, w10, w11, w12, COLUMNS)
+            here = _add_row(_zeros(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
 
 
 @triton.jit
@@ -272,82 +317,68 @@ def _values_kernel(
     width,
     channels,
     heads,
-    batch,
-    samples,
     segments,
     rows,
     NEXT: tl.constexpr,
     GATED: tl.constexpr,
     MASKED: tl.constexpr,
-    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     program, columns = program_and_channels(channels, CHANNELS)
     inside = columns < channels
-    earliest = (program // segments) * samples
-    segment = program % segments
-    first = segment * rows
+    sample = (program // segments).to(tl.int64)
+    first = (program % segments) * rows
     last = tl.minimum(first + rows, height)
-    begin = tl.maximum(first - 1, 0)
     pixels = height * width
     tokens = prefix + pixels
+    x_ptr += sample * tokens * channels
+    grad_ptr += sample * tokens * channels
+    statistics_ptr += sample * 4 * tokens
+    next_ptr += (sample * pixels - prefix) * channels
+    grad_value_ptr += (sample * pixels - prefix) * channels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
     w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
     w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
     gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
     beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
-    for index in range(tl.minimum(batch - earliest, samples)):
-        sample = (earliest + index).to(tl.int64)
-        x_here = x_ptr + sample * tokens * channels
-        grad_here = grad_ptr + sample * tokens * channels
-        statistics_here = statistics_ptr + sample * 4 * tokens
-        next_here = next_ptr + (sample * pixels - prefix) * channels
-        grad_value_here = grad_value_ptr + (sample * pixels - prefix) * channels
-        gate = tl.full([CHANNELS], 1.0, ACC)
-        if GATED:
-            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
-        factor = 1.0
-        if MASKED:
-            factor = tl.load(mask_ptr + sample).to(ACC)
-        through_value = tl.zeros([COLUMNS, CHANNELS], ACC)
-        for left in range(0, width, COLUMNS):
-            w = left + tl.arange(0, COLUMNS)
-            above = tl.zeros([COLUMNS, CHANNELS], ACC)  # as in the forward pass
-            here = tl.zeros([COLUMNS, CHANNELS], ACC)
-            for row in tl.range(begin, last + 1, num_stages=STAGES):
-                exists = w * 0 + row < height
-                token = prefix + row * width + w
-                _, n0 = _load_normed(
-                    x_here, statistics_here, token - 1, exists & (w >= 1) & (w <= width),
-                    columns, inside, gamma, beta, tokens, channels, ACC,
-                )  # fmt: skip
-                _, n1 = _load_normed(
-                    x_here, statistics_here, token, exists & (w < width),
-                    columns, inside, gamma, beta, tokens, channels, ACC,
-                )  # fmt: skip
-                _, n2 = _load_normed(
-                    x_here, statistics_here, token + 1, exists & (w < width - 1),
-                    columns, inside, gamma, beta, tokens, channels, ACC,
-                )  # fmt: skip
-                above += w20[None, :] * n0 + w21[None, :] * n1 + w22[None, :] * n2
-                ready = ((w < width) & (w * 0 + row > first))[:, None] & inside[None, :]
-                places = (token - width)[:, None] * channels + columns[None, :]
-                grad = factor * tl.load(grad_here + places, mask=ready, other=0.0).to(ACC)
-                if NEXT:
-                    grad += tl.load(next_here + places, mask=ready, other=0.0).to(ACC)
-                below = _normal_distribution(above)
-                slope = below + above * 0.3989422804014327 * tl.exp(-0.5 * above * above)
-                if GATED:
-                    through_value += grad * above * below
-                grad_value = gate[None, :] * grad * slope
-                tl.store(grad_value_here + places, grad_value.to(grad_value_ptr.dtype.element_ty), mask=ready)
-                above = here + w10[None, :] * n0 + w11[None, :] * n1 + w12[None, :] * n2
-                here = w00[None, :] * n0 + w01[None, :] * n1 + w02[None, :] * n2
-        if GATED:
-            split = sample * segments + segment
-            tl.store(grad_gate_ptr + split * channels + columns, tl.sum(through_value, 0), mask=inside)
+    gate = tl.full([CHANNELS], 1.0, ACC)
+    if GATED:
+        gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+    factor = 1.0
+    if MASKED:
+        factor = tl.load(mask_ptr + sample).to(ACC)
+    through_value = tl.zeros([CHANNELS], ACC)
+    for left in range(0, width, COLUMNS):
+        above = _zeros(COLUMNS, CHANNELS, ACC)  # as in the forward pass
+        here = _zeros(COLUMNS, CHANNELS, ACC)
+        for row in range(tl.maximum(first - 1, 0), last + 1):
+            normed = _load_row(
+                x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+                WHOLE, COLUMNS, CHANNELS, ACC,
+            )  # fmt: skip
+            above = _add_row(above, normed, w20, w21, w22, COLUMNS)
+            if row > first:
+                for index in tl.static_range(COLUMNS):
+                    known = inside
+                    if not WHOLE:
+                        known = inside & (columns * 0 + left + index < width)
+                    places = (prefix + (row - 1) * width + left + index) * channels + columns
+                    grad = factor * tl.load(grad_ptr + places, mask=known, other=0.0).to(ACC)
+                    if NEXT:
+                        grad += tl.load(next_ptr + places, mask=known, other=0.0).to(ACC)
+                    u = above[index]
+                    below, density = _gelu(u, ACC)
+                    if GATED:
+                        through_value += grad * u * below
+                    grad_value = gate * grad * (below + u * density)
+                    tl.store(grad_value_ptr + places, grad_value.to(grad_value_ptr.dtype.element_ty), mask=known)
+            above = _add_row(here, normed, w10, w11, w12, COLUMNS)
+            here = _add_row(_zeros(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
+    if GATED:
+        tl.store(grad_gate_ptr + program.to(tl.int64) * channels + columns, through_value, mask=inside)
 
 
 @triton.jit
@@ -409,7 +440,7 @@ def _convolution_kernel(
             above = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of the row above, without the row below it
             here = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of this row, without the rows below
             n_above = tl.zeros([COLUMNS, CHANNELS], ACC)  # n of the row above, 0 outside of the program's rows
-            _, n_here = _load_normed(
+            n_here = _load_normed(
                 x_here, statistics_here, prefix + begin * width + w, (w < width) & (w * 0 + begin >= first),
                 columns, inside, gamma, beta, tokens, channels, ACC,
             )  # fmt: skip
@@ -419,7 +450,7 @@ def _convolution_kernel(
                 c0 = tl.load(grad_value_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
                 c1 = tl.load(grad_value_here + places, mask=across & exists, other=0.0).to(ACC)
                 c2 = tl.load(grad_value_here + places + channels, mask=from_right & exists, other=0.0).to(ACC)
-                _, n_below = _load_normed(
+                n_below = _load_normed(
                     x_here, statistics_here, prefix + (row + 1) * width + w, (w < width) & (w * 0 + row + 1 < last),
                     columns, inside, gamma, beta, tokens, channels, ACC,
                 )  # fmt: skip
@@ -634,10 +665,23 @@ class _Sizes:
         return self._whole_tokens(GRADIENT_ELEMENTS)
 
     @cached_property
+    def tile_constants(self) -> dict[str, Any]:
+        """The constants of a kernel whose programs hold tiles of some pixels of a row."""
+        return {**self.shape.constants, "STAGES": TILE_STAGES, **REGISTERS}
+
+    @cached_property
     def row_constants(self) -> dict[str, Any]:
-        """The constants of a kernel whose programs convolve rows of the grid."""
-        registers = {} if torch.version.hip else {"maxnreg": MOST_REGISTERS}
-        return {**self.shape.constants, "STAGES": ROW_STAGES, **registers}
+        """The constants of a kernel whose threads hold the pixels of a row."""
+        channels = min(ROW_CHANNELS, max(16, power_of_2(self.shape.channels)))
+        whole = self.shape.width <= WIDEST_ROW
+        sizes = {"WHOLE": whole, "COLUMNS": self.shape.width if whole else WIDEST_ROW // 2, "CHANNELS": channels}
+        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": max(1, channels // PER_ROW_WARP), **REGISTERS}
+
+    @cached_property
+    def row_programs(self) -> tuple[int]:
+        """The grid of such a kernel."""
+        chunks = pieces(self.shape.channels, self.row_constants["CHANNELS"])
+        return (self.shape.batch * self.shape.tiles.segments * chunks,)
 
     def _whole_tokens(self, elements: int) -> dict[str, Any]:
         channels = max(16, power_of_2(self.shape.channels))
@@ -709,11 +753,10 @@ def _forward(
     output = _empty_map(x, height, width, dtype)
     result = torch.empty_like(x)
     run_kernel(
-        _attention_kernel, shape.programs,
+        _attention_kernel, sizes.row_programs,
         x, _or(previous, x), statistics, value_weight, gamma, beta, _or(previous_gamma, gamma),
         _or(previous_beta, beta), _or(decay, gamma), _or(gate, pooled), _or(mask, pooled), output, result,
-        sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, shape.batch, tiles.samples,
-        tiles.segments, tiles.rows,
+        sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
         GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
         ADD_PREFIX=add_prefix, **sizes.row_constants,
     )  # fmt: skip
@@ -765,10 +808,10 @@ def _backward(
     grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=DTYPES[dtype])
     grad_gates = _partial(x, shape)
     run_kernel(
-        _values_kernel, shape.programs,
+        _values_kernel, sizes.row_programs,
         x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, gamma), _or(mask, gamma),
-        grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, shape.batch, tiles.samples,
-        tiles.segments, tiles.rows, **switches, **sizes.row_constants,
+        grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
+        **switches, **sizes.row_constants,
     )  # fmt: skip
     grad_pooled = grad_weights = None
     if gate is not None and total is not None:
@@ -780,7 +823,7 @@ def _backward(
     run_kernel(
         _convolution_kernel, shape.programs,
         grad_value, x, statistics, value_weight, gamma, beta, grad_normed, products, sizes.prefix, height, width,
-        shape.channels, shape.batch, tiles.samples, tiles.segments, tiles.rows, **sizes.row_constants,
+        shape.channels, shape.batch, tiles.samples, tiles.segments, tiles.rows, **sizes.tile_constants,
     )  # fmt: skip
     grad_x = torch.empty_like(x)
     grad_previous = None if previous is None else torch.empty_like(previous)
