@@ -203,7 +203,8 @@ class DifferentiableOperator:
             given = [None if t is not None and t.shape == (0,) else t for t in args[: count + results + outputs]]
             grads = given[count + results :]
             found = backward((*given[:count], *args[len(given) :]), tuple(given[count : count + results]), tuple(grads))
-            return _separate(_present(tuple(found[i] for i in differentiable), args[0]), args)
+            strided = tuple(None if args[i] is None else _with_strides(found[i], args[i]) for i in differentiable)
+            return _separate(_present(strided, args[0]), args)
 
         def fake_backward(*args: Any) -> tuple[Tensor, ...]:
             return _present(
@@ -261,6 +262,16 @@ def _register(name: str, parameters: dict[str, str], results: int, function: Cal
 def _present(tensors: Tensors, x: Tensor) -> tuple[Tensor, ...]:
     """Replaces None, which an operator cannot return, by an empty tensor."""
     return tuple(x.new_empty(0) if t is None else t for t in tensors)
+
+
+def _with_strides(grad: Tensor | None, x: Tensor) -> Tensor:
+    """Returns the gradient of x with the strides of x, which torch.compile was told."""
+    if grad is None:
+        return torch.zeros_like(x)
+    sizes = zip(x.shape, x.stride(), grad.stride(), strict=True)
+    if all(size == 1 or stride == other for size, stride, other in sizes):
+        return grad
+    return torch.empty_like(x).copy_(grad)
 
 
 def _separate(tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
