@@ -2,8 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import torch
@@ -153,8 +154,11 @@ class DifferentiableOperator:
             sizes may be symbols.
         outputs: The number of outputs.
         results: The number of results of `forward`.
-        unsaved: The indices of outputs that the backward pass does not need. It gets None instead.
+        keep: A function of the arguments of `forward` except for the last one, and of its results. It returns the
+            results for the backward pass, with None for those that it does not need. Default: all are kept.
         constant: The names of tensors for which `backward` returns no gradient.
+        unread: The names of tensors whose values `backward` does not need, and for each one the name of a tensor of
+            the same shape, dtype and strides, which it gets instead, so that the former is not saved.
     """
 
     def __init__(
@@ -166,8 +170,9 @@ class DifferentiableOperator:
         *,
         outputs: int,
         results: int,
-        unsaved: Collection[int] = (),
+        keep: Callable[[tuple[Any, ...], Tensors], Tensors] = lambda args, results: results,
         constant: Collection[str] = (),
+        unread: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._forward = forward
         types = get_type_hints(forward)
@@ -175,10 +180,13 @@ class DifferentiableOperator:
         tensors = [n for n, kind in parameters.items() if kind.startswith("Tensor")]
         count = len(tensors)
         differentiable = [i for i, n in enumerate(tensors) if n not in constant]
+        replaced = [(tensors.index(n), tensors.index(other)) for n, other in unread.items()]
 
-        def save(ctx: Any, args: tuple[Any, ...], found: Sequence[Any]) -> None:
-            kept = [None if i in unsaved else t for i, t in enumerate(found)]
-            ctx.save_for_backward(*args[:count], *kept)
+        def save(ctx: Any, args: tuple[Any, ...], found: Tensors) -> None:
+            read = list(args[:count])
+            for i, other in replaced:
+                read[i] = None if args[i] is None else args[other]
+            ctx.save_for_backward(*read, *keep(args, found))
             ctx.numbers = args[count:]
             ctx.set_materialize_grads(False)
 
@@ -325,6 +333,17 @@ def tokens_unsupported_reason(x: Tensor, *others: Any) -> str | None:
     if x.dtype not in TYPES:
         return f"tokens must be of a floating-point type, got {x.dtype}"
     return device_unsupported_reason(x)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Returns whether the pixels of a map, [B, C, H, W], lie one after another in memory, with all their channels."""
+    if not torch.compiler.is_compiling():
+        return x.is_contiguous(memory_format=torch.channels_last)
+    if x.dim() != 4:  # torch 2.11 does not know for a symbolic batch size, so that the strides are compared
+        return False
+    _, channels, height, width = x.shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    return all(size == 1 or stride == dense for size, stride, dense in zip(x.shape, x.stride(), strides, strict=True))
 
 
 def small_unsupported_reason(x: Tensor) -> str | None:
