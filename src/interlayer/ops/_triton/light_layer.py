@@ -25,7 +25,8 @@ of z and s. A norm that uses its running statistics has no moments; if it is tha
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -72,6 +73,9 @@ PIXELS = 16  # that a program holds at once if it has no rows
 END_PIXELS = 32
 END_STAGES = 3
 FINISH_STAGES = 1
+REDUCE_STAGES = 4
+REDUCE_PIXELS = 32
+REDUCE_PROGRAMS = 8 if INTERPRETED else 1056
 PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
@@ -102,7 +106,6 @@ class Tiles(NamedTuple):
     warps: int
 
 
-@cache
 def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
     columns = min(WIDEST, power_of_2(width))
     block = _channels_of_tile(channels, columns)
@@ -243,6 +246,7 @@ def _attention_kernel(
     number = tl.minimum(batch - earliest, samples)
     first = (program % segments) * rows
     last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
     stride = width * channels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
     w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
@@ -294,9 +298,8 @@ def _attention_kernel(
             above = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of the row above, without the row below it
             here = tl.zeros([COLUMNS, CHANNELS], ACC)  # V of this row, without the rows below
             centre = tl.zeros([COLUMNS, CHANNELS], ACC)  # x of the row above
-            for step in tl.range(last - first + 2, num_stages=STAGES):
-                row = first - 1 + step
-                exists = ((w * 0 + row >= 0) & (w * 0 + row < height))[:, None]  # the interpreter splats no bool
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = (w * 0 + row < height)[:, None]  # the interpreter splats no bool
                 places = row * stride + offsets
                 x0 = tl.load(x_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
                 x1 = tl.load(x_here + places, mask=across & exists, other=0.0).to(ACC)
@@ -355,31 +358,39 @@ def _sum_kernel(
     tl.store(sum_ptr + places, output.to(sum_ptr.dtype.element_ty), mask=mask)
 
 
-class _Shape(NamedTuple):
-    """Sizes of the maps, and how they are divided."""
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes of the maps, how they are divided among programs, and the constants of the kernels."""
 
     batch: int
     channels: int
     height: int
     width: int
-    tiles: Tiles
     acc: torch.dtype
 
     @classmethod
     def of(cls, x: Tensor) -> _Shape:
-        batch, channels, height, width = x.shape
-        return cls(batch, channels, height, width, _tiles(batch, channels, height, width), accumulator(x))
+        return _shape(*x.shape, accumulator(x))
 
-    @property
+    @cached_property
+    def tiles(self) -> Tiles:
+        return _tiles(self.batch, self.channels, self.height, self.width)
+
+    @cached_property
     def pixels(self) -> int:
         return self.height * self.width
 
-    @property
+    @cached_property
+    def segment_pixels(self) -> int:
+        """The number of pixels of a segment."""
+        return self.tiles.rows * self.width
+
+    @cached_property
     def programs(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of some rows of some samples."""
         return (self.tiles.groups * self.tiles.segments * self.tiles.chunks,)
 
-    @property
+    @cached_property
     def constants(self) -> dict[str, Any]:
         return {
             "STAGES": STAGES,
@@ -389,11 +400,44 @@ class _Shape(NamedTuple):
             "num_warps": self.tiles.warps,
         }
 
-    @property
+    @cached_property
     def pixel_constants(self) -> dict[str, Any]:
         """The constants of a kernel for which the pixels of a sample have no order."""
         channels = min(64, max(16, power_of_2(self.channels)))
         return {"PIXELS": PIXELS, "CHANNELS": channels, "ACC": TYPES[self.acc]}
+
+    @cached_property
+    def end_constants(self) -> dict[str, Any]:
+        return {**self.pixel_constants, "PIXELS": END_PIXELS, "STAGES": END_STAGES}
+
+    @cached_property
+    def reduce_constants(self) -> dict[str, Any]:
+        return {**self.pixel_constants, "PIXELS": REDUCE_PIXELS, "STAGES": REDUCE_STAGES}
+
+    @cached_property
+    def pixel_programs(self) -> tuple[int]:
+        """The grid of a kernel whose programs take some channels of a segment."""
+        return (self.batch * self.tiles.segments * pieces(self.channels, self.pixel_constants["CHANNELS"]),)
+
+    @cached_property
+    def all_pixels(self) -> tuple[int]:
+        """The grid of a kernel whose programs take some channels of some pixels of the batch."""
+        constants = self.pixel_constants
+        return (pieces(self.batch * self.pixels, constants["PIXELS"]) * pieces(self.channels, constants["CHANNELS"]),)
+
+    @cached_property
+    def splits(self) -> tuple[int, int]:
+        """The number of parts of all pixels of the batch for a sum over them, and the pixels of a part."""
+        rows, chunks = self.batch * self.pixels, pieces(self.channels, self.reduce_constants["CHANNELS"])
+        blocks = pieces(rows, REDUCE_PIXELS)
+        least = pieces(rows * self.channels, 2**30)  # so that offsets of 32 bits suffice within a part
+        size = REDUCE_PIXELS * pieces(blocks, max(least, min(blocks, REDUCE_PROGRAMS // chunks)))
+        return pieces(rows, size), size
+
+
+@lru_cache(maxsize=1024)
+def _shape(batch: int, channels: int, height: int, width: int, acc: torch.dtype) -> _Shape:
+    return _Shape(batch, channels, height, width, acc)
 
 
 def _partial(x: Tensor, shape: _Shape, *sizes: int, grouped: bool = False) -> Tensor:
@@ -402,16 +446,7 @@ def _partial(x: Tensor, shape: _Shape, *sizes: int, grouped: bool = False) -> Te
     return torch.empty((splits, *sizes, shape.channels), device=x.device, dtype=shape.acc)
 
 
-def _pixel_programs(shape: _Shape) -> tuple[int]:
-    return (shape.batch * shape.tiles.segments * pieces(shape.channels, shape.pixel_constants["CHANNELS"]),)
-
-
-def _all_pixels(shape: _Shape) -> tuple[tuple[int], dict[str, Any]]:
-    constants = shape.pixel_constants
-    rows = shape.batch * shape.pixels
-    return (pieces(rows, constants["PIXELS"]) * pieces(shape.channels, constants["CHANNELS"]),), constants
-
-
+@cache
 def _head_blocks(channels: int, heads: int, acc: torch.dtype) -> tuple[int, dict[str, Any]]:
     depth = power_of_2(channels // heads)
     block = max(1, min(power_of_2(heads), 256 // depth))
@@ -471,7 +506,6 @@ def _forward(
     previous = shortcut if is_shortcut else previous
     shape = _Shape.of(x)
     rows, tiles = shape.batch * shape.pixels, shape.tiles
-    pixels = tiles.rows * shape.width  # of a segment
     stored = x if end is None else torch.empty_like(x)
     table, end_table = _running_tables(norm, end, shape.acc)
     if end is not None and end_table is None:
@@ -480,11 +514,11 @@ def _forward(
     active = _kept_sums(x, 2) if end is not None and differentiated else None
     if query_weight is not None or end is not None:
         run_kernel(
-            _end_kernel, _pixel_programs(shape),
+            _end_kernel, shape.pixel_programs,
             x, _or(shortcut, x), _or(end_table, pooled), stored, pooled, _or(active, pooled),
-            shape.pixels, pixels, tiles.segments, shape.channels,
+            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels,
             END=end is not None, SHORTCUT=shortcut is not None, RELU=relu, ACTIVE=active is not None,
-            STAGES=END_STAGES, **shape.pixel_constants | {"PIXELS": END_PIXELS},
+            **shape.end_constants,
         )  # fmt: skip
     gate = None
     if query_weight is not None and key_weight is not None:
@@ -503,11 +537,10 @@ def _forward(
     if training:
         table = batch_norm.batch_table(moments, norm, rows)
         result = torch.empty_like(x)
-        grid, constants = _all_pixels(shape)
         run_kernel(
-            _sum_kernel, grid,
+            _sum_kernel, shape.all_pixels,
             stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
-            MASKED=mask is not None, **constants,
+            MASKED=mask is not None, **shape.pixel_constants,
         )  # fmt: skip
     return (
         result, output, gate, pooled if differentiated else None, active,
@@ -554,15 +587,15 @@ def _backward(
     flags = {"END": has_end, "SHORTCUT": shortcut is not None, "RELU": relu}
     shape = _Shape.of(x)
     tiles, rows = shape.tiles, shape.batch * shape.pixels
-    pixels = tiles.rows * shape.width
     grad = torch.zeros_like(x) if grad is None else _as(grad, x)
     grad_next = None if grad_next is None else _as(grad_next, x)
 
-    sums = _partial(x, shape, 2)
+    splits, split_pixels = shape.splits
+    sums = torch.empty((splits, 2, shape.channels), device=x.device, dtype=shape.acc)
     run_kernel(
-        reduce_kernel, _pixel_programs(shape),
-        grad, output, table, _or(mask, sums), sums, shape.pixels, pixels, tiles.segments, shape.channels,
-        MASKED=mask is not None, **shape.pixel_constants,
+        reduce_kernel, (splits * pieces(shape.channels, shape.reduce_constants["CHANNELS"]),),
+        grad, output, table, _or(mask, sums), sums, rows, shape.pixels, split_pixels, shape.channels,
+        MASKED=mask is not None, **shape.reduce_constants,
     )  # fmt: skip
     norm_sums = batch_norm.sums_of_splits(sums)
     grad_x = torch.empty_like(x)
@@ -602,10 +635,10 @@ def _backward(
         partial = grad_x
         grad_x = torch.empty_like(x)
         run_kernel(
-            finish_kernel, _pixel_programs(shape),
+            finish_kernel, shape.pixel_programs,
             partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, sums), _or(mask, sums),
             table, norm_sums, _or(end_table, table), sums_of_weights, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
-            shape.pixels, pixels, tiles.segments, shape.channels, float(rows),
+            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, float(rows),
             END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
     grad_value = sums_of_weights[:9].t().reshape(value_weight.shape).to(value_weight.dtype)

@@ -19,43 +19,45 @@ from .light_layer_parts import block_output, program_and_channels, project, thre
 
 @triton.jit
 def reduce_kernel(
-    grad_ptr,  # [batch, pixels, channels]: g
-    output_ptr,  # [batch, pixels, channels]: O
+    grad_ptr,  # [batch * pixels, channels]: g
+    output_ptr,  # [batch * pixels, channels]: O
     table_ptr,  # [4, channels]
     mask_ptr,  # [batch]
-    sums_ptr,  # [batch * segments, 2, channels]: sums of m g and of m g O^
+    sums_ptr,  # [splits, 2, channels]: sums of m g and of m g O^
+    total_pixels,
     pixels,
-    pixels_per_segment,
-    segments,
+    pixels_per_split,
     channels,
     MASKED: tl.constexpr,
+    STAGES: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     program, columns = program_and_channels(channels, CHANNELS)
     inside = columns < channels
-    sample = (program // segments).to(tl.int64)
-    first = (program % segments) * pixels_per_segment
-    last = tl.minimum(first + pixels_per_segment, pixels)
+    split = program.to(tl.int64)
+    first = split * pixels_per_split
+    number = tl.minimum(total_pixels - first, pixels_per_split).to(tl.int32)
+    grad_ptr += first * channels
+    output_ptr += first * channels
     mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
     inverse_std = tl.load(table_ptr + channels + columns, mask=inside, other=0.0)
     total = tl.zeros([PIXELS, CHANNELS], ACC)
     correlated = tl.zeros([PIXELS, CHANNELS], ACC)
-    for pixel in range(first, last, PIXELS):
+    for pixel in tl.range(0, number, PIXELS, num_stages=STAGES):
         lines = pixel + tl.arange(0, PIXELS)
-        mask = (lines < last)[:, None] & inside[None, :]
-        places = sample * pixels * channels + lines[:, None] * channels + columns[None, :]
+        mask = (lines < number)[:, None] & inside[None, :]
+        places = lines[:, None] * channels + columns[None, :]
         grad = tl.load(grad_ptr + places, mask=mask, other=0.0).to(ACC)
         output = tl.load(output_ptr + places, mask=mask, other=0.0).to(ACC)
+        if MASKED:
+            grad *= tl.load(mask_ptr + (first + lines) // pixels, mask=lines < number, other=0.0).to(ACC)[:, None]
         total += grad
         correlated += grad * (output - mean[None, :])
-    factor = 1.0
-    if MASKED:
-        factor = tl.load(mask_ptr + sample).to(ACC)
-    start = sums_ptr + program.to(tl.int64) * 2 * channels + columns
-    tl.store(start, tl.sum(total, 0) * factor, mask=inside)
-    tl.store(start + channels, tl.sum(correlated, 0) * inverse_std * factor, mask=inside)
+    start = sums_ptr + split * 2 * channels + columns
+    tl.store(start, tl.sum(total, 0), mask=inside)
+    tl.store(start + channels, tl.sum(correlated, 0) * inverse_std, mask=inside)
 
 
 @triton.jit
@@ -142,6 +144,7 @@ def gradient_kernel(
     segment = program % segments
     first = segment * rows
     last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
     stride = width * channels
     decay = tl.full([CHANNELS], 1.0, ACC)
     if DECAY:
@@ -200,9 +203,8 @@ def gradient_kernel(
             b1 = tl.zeros([COLUMNS, CHANNELS], ACC)
             b2 = tl.zeros([COLUMNS, CHANNELS], ACC)
             grad_above = tl.zeros([COLUMNS, CHANNELS], ACC)
-            for step in tl.range(last - first + 2, num_stages=STAGES):
-                row = first - 1 + step
-                exists = ((w * 0 + row >= 0) & (w * 0 + row < height))[:, None]  # the interpreter splats no bool
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = (w * 0 + row < height)[:, None]  # the interpreter splats no bool
                 places = row * stride + offsets
                 _, c0 = load_gradient(
                     grad_here,

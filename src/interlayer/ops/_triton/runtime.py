@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from ..dispatch import TRACED, is_chosen
 from ..once import once_differentiable
@@ -65,6 +66,7 @@ class Launch:
 LAUNCHES = (Launch(64, 64, 4, 2), Launch(64, 32, 4, 2), Launch(32, 32, 4, 1), Launch(16, 16, 4, 1))
 PLAIN = {Tensor, torch.nn.Parameter, int, float, bool, type(None)}  # types without a __torch_dispatch__
 _FITTING: dict[Hashable, int] = {}  # the index of the launch that fits, by kernel and constants
+_COMPILED: dict[Hashable, tuple[Any, ...]] = {}  # compiled kernels, see `run_kernel`
 
 
 def run_attention(
@@ -389,10 +391,62 @@ def pieces(number: int, size: int) -> int:
 
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Launches a kernel on the GPU of its first tensor."""
+    """Launches a kernel on the GPU of its first argument, a tensor.
+
+    Triton's own launch takes longer than a small kernel: it examines every argument again. What it compiled is
+    therefore remembered by the properties of the arguments for which it compiles anew, and launched directly.
+
+    Args:
+        kernel: The kernel, whose constants come last in its signature.
+        grid: The number of programs along each axis.
+        args: Its tensors, tuples of tensors and numbers, in the order of its signature.
+        constants: Its constants and Triton's options, such as `num_warps`.
+    """
     device = args[0].device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        kernel[grid](*args, **constants)  # without the context manager, which takes as long as a small kernel
-        return
-    with torch.cuda.device(device):
+    if device.type != "cuda":
         kernel[grid](*args, **constants)
+    elif device.index == torch._C._cuda_getDevice():
+        _launch(kernel, grid, device.index, args, constants)
+    else:
+        with torch.cuda.device(device):
+            _launch(kernel, grid, device.index, args, constants)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], device: int, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    key: list[Any] = [kernel.fn, device, *constants.items()]
+    values: list[Any] = []
+    addresses = 0
+    for value in args:
+        if isinstance(value, Tensor):
+            address = value.data_ptr()
+            addresses |= address
+            values.append(address)
+            key.append(value.dtype)
+        elif type(value) is int:  # Triton compiles anew for 1, for multiples of 16 and for 64 bits
+            values.append(value)
+            key.append(None if value == 1 else (value % 16 == 0, -(2**31) <= value < 2**31))
+        elif type(value) is tuple:
+            pointers = tuple(tensor.data_ptr() for tensor in value)
+            for address in pointers:
+                addresses |= address
+            values.append(pointers)
+            key.append(tuple(tensor.dtype for tensor in value))
+        else:
+            values.append(value)
+            key.append(type(value))
+    found = None if addresses % 16 or _has_hooks() else _COMPILED.get(tuple(key))
+    if found is None:
+        compiled = kernel[grid](*args, **constants)
+        if addresses % 16 == 0 and not INTERPRETED:
+            ordered = tuple(constants[name] for name in kernel.arg_names[len(args) :])
+            _COMPILED[tuple(key)] = compiled.run, compiled.function, compiled.packed_metadata, ordered
+        return
+    run, function, metadata, ordered = found
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    x, y, z = (*grid, 1, 1)[:3]
+    run(x, y, z, stream, function, metadata, None, None, None, *values, *ordered)
+
+
+def _has_hooks() -> bool:
+    """Returns whether a profiler wants to be told of launches, which only Triton's own launch does."""
+    return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
