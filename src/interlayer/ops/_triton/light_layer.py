@@ -52,6 +52,7 @@ from .runtime import (
     TYPES,
     DifferentiableOperator,
     device_unsupported_reason,
+    is_channels_last,
     is_traced_otherwise,
     pieces,
     power_of_2,
@@ -573,8 +574,7 @@ def _backward(
     assert output is not None
     assert pooled is not None
     assert table is not None
-    projected = source is not None
-    shortcut = source if projected else shortcut
+    projected = source is not None  # `shortcut` is then the source as well
     previous = shortcut if is_shortcut else previous
     has_end = end_weight is not None
     flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": projected, "RELU": relu}
@@ -647,8 +647,8 @@ _layer = DifferentiableOperator(
     _fake,
     outputs=3,
     results=7,
-    unsaved=(0,),
-    recomputed=("shortcut", "source"),
+    keep=lambda args, results: (None, *results[1:]),  # all but x'
+    unread={"shortcut": "source"},
     constant=("mask", "source", "source_table", "running_mean", "running_var", "end_running_mean", "end_running_var"),
 )
 
@@ -728,7 +728,7 @@ def supports_open_end(x: Tensor) -> bool:
     if current() not in (AUTO, "triton") or is_traced_otherwise(x):
         return False
     reason = device_unsupported_reason(x)
-    return reason is None and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return reason is None and x.dim() == 4 and is_channels_last(x)
 
 
 def unsupported_reason(
@@ -752,7 +752,7 @@ def unsupported_reason(
     maps = [x, *(m for m in (previous, shortcut) if m is not None)]
     if any(m.shape != x.shape or m.dtype != x.dtype for m in maps):
         return "the maps must have one shape and dtype"
-    if any(not m.is_contiguous(memory_format=torch.channels_last) for m in maps):
+    if any(not is_channels_last(m) for m in maps):
         return "the maps must be channels_last"
     if x.dtype not in TYPES:
         return f"the maps must be of floating point, got {x.dtype}"
