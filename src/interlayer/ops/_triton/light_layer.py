@@ -38,7 +38,7 @@ from ..choice import AUTO, current
 from ..dispatch import TRACED
 from ..residual_end import BatchNormArguments
 from . import batch_norm
-from .batch_norm import accumulator, store_moments
+from .batch_norm import accumulator, running_statistics, scale_and_shift, store_moments, store_table
 from .light_layer_gradients import (
     finish_kernel,
     gradient_kernel,
@@ -127,11 +127,22 @@ def _end_kernel(
     x_ptr,  # [batch, height, width, channels]
     sums_ptr,  # [batch, segments, channels]: sums of x
     active_ptr,  # [batch, segments, 2, channels]: number of pixels where x > 0, and the sum of z - mean there
+    gamma_ptr,  # [channels], and three more tensors of the norm of z
+    beta_ptr,
+    running_mean_ptr,
+    running_var_ptr,
+    output_gamma_ptr,  # [channels], and three more tensors of the norm of O
+    output_beta_ptr,
+    output_running_mean_ptr,
+    output_running_var_ptr,
     pixels,
     pixels_per_segment,
     segments,
     channels,
+    eps,
+    output_eps,
     END: tl.constexpr,
+    RUNNING: tl.constexpr,  # both norms use their running statistics: store the tables of z and of O in table_ptr
     SHORTCUT: tl.constexpr,
     RELU: tl.constexpr,
     ACTIVE: tl.constexpr,
@@ -151,7 +162,17 @@ def _end_kernel(
     mean = tl.zeros([CHANNELS], ACC)
     scale = mean
     shift = mean
-    if END:
+    if RUNNING:
+        mean, variance = running_statistics(running_mean_ptr, running_var_ptr, columns, inside, ACC)
+        scale, shift = scale_and_shift(gamma_ptr, beta_ptr, columns, inside, mean, variance, eps, ACC)
+        if program == 0:
+            store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+            other, variance = running_statistics(output_running_mean_ptr, output_running_var_ptr, columns, inside, ACC)
+            store_table(
+                table_ptr + 4 * channels, output_gamma_ptr, output_beta_ptr, columns, inside, channels, other,
+                variance, output_eps, ACC,
+            )  # fmt: skip
+    elif END:
         mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
         scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
         shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
@@ -499,17 +520,26 @@ def _forward(
     shape = _Shape.of(x)
     rows, tiles = shape.batch * shape.pixels, shape.tiles
     stored = x if end is None else torch.empty_like(x)
-    table, end_table = _running_tables(norm, end, shape.acc)
-    if end is not None and end_table is None:
-        end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
+    running: tuple[Tensor, ...] = ()  # the tensors of both norms, if the first kernel computes their tables
+    tables: Tensor | None
+    if end is not None and not training and not end_training:
+        running = *end.tensors, *norm.tensors
+        tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
+        end_table, table = tables
+    else:
+        table, end_table = _running_tables(norm, end, shape.acc)
+        tables = end_table
+    if end is not None and end_training:
+        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
     pooled = _kept_sums(x)
     active = _kept_sums(x, 2) if end is not None and differentiated else None
     if query_weight is not None or end is not None:
         run_kernel(
             _end_kernel, shape.pixel_programs,
-            x, _or(shortcut, x), _or(end_table, pooled), stored, pooled, _or(active, pooled),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels,
-            END=end is not None, SHORTCUT=shortcut is not None, RELU=relu, ACTIVE=active is not None,
+            x, _or(shortcut, x), _or(tables, pooled), stored, pooled, _or(active, pooled),
+            *(running or (pooled,) * 8),
+            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, end_eps, eps,
+            END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu, ACTIVE=active is not None,
             **shape.end_constants,
         )  # fmt: skip
     gate = None
