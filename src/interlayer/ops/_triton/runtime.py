@@ -319,7 +319,7 @@ def is_traced(*args: Any) -> bool:
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
-        or not all(type(x) in PLAIN for x in args)
+        or not PLAIN.issuperset(map(type, args))
         or args[0].is_meta
         or torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of grad(is_grads_batched=True)
     )
