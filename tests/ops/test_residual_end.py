@@ -222,7 +222,7 @@ def test_one_value_for_each_channel_is_refused_as_torch_refuses_it():
     assert sample.buffers["running_var"].isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["auto", "scaled"])
+@pytest.mark.parametrize("name", ["auto", "scaled", "triton"])
 def test_compiled(name):
     """It compiles to one graph that updates the running statistics, with the gradients of the reference."""
     tester = TestResidualEnd()

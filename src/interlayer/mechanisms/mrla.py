@@ -146,7 +146,7 @@ class MRLALight(LayerAttention):
     def _pass_on(self, output: Tensor, gate: Tensor | None) -> Tensor | None:
         """Returns the memory for the next layer."""
         if gate is not None:
-            self.scores(gate[..., None])
+            self.report_scores(gate)
         return output if self.memory and not self.reads_shortcut else None
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:

@@ -69,8 +69,7 @@ class Place:
         return self.index == self.length - 1
 
 
-@dataclass(frozen=True)
-class BlockValues:
+class BlockValues(NamedTuple):
     """The values of the body of a block.
 
     Args:

@@ -112,7 +112,7 @@ def _batch_table_kernel(
         total += tl.load(places + 2 * channels, mask=mask, other=0.0)
         total += tl.load(places, mask=mask, other=0.0) * difference * difference
     variance = tl.sum(total, 0) / rows
-    _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+    store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
     if UPDATE:
         moving = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
         moving += (mean - moving) * momentum
@@ -125,12 +125,25 @@ def _batch_table_kernel(
 
 
 @triton.jit
-def _store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC: tl.constexpr):
-    inverse_std = 1.0 / tl.sqrt(variance + eps)
-    scale = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC) * inverse_std
-    shift = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC) - mean * scale
+def running_statistics(mean_ptr, variance_ptr, columns, inside, ACC: tl.constexpr):
+    """Returns the running mean and variance of the given channels."""
+    mean = tl.load(mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+    return mean, tl.load(variance_ptr + columns, mask=inside, other=1.0).to(ACC)
+
+
+@triton.jit
+def scale_and_shift(gamma_ptr, beta_ptr, columns, inside, mean, variance, eps, ACC: tl.constexpr):
+    """Returns scale and shift of a norm with the given statistics."""
+    scale = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC) / tl.sqrt(variance + eps)
+    return scale, tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC) - mean * scale
+
+
+@triton.jit
+def store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC: tl.constexpr):
+    """Stores the table of a norm with the given statistics."""
+    scale, shift = scale_and_shift(gamma_ptr, beta_ptr, columns, inside, mean, variance, eps, ACC)
     tl.store(table_ptr + columns, mean, mask=inside)
-    tl.store(table_ptr + channels + columns, inverse_std, mask=inside)
+    tl.store(table_ptr + channels + columns, 1.0 / tl.sqrt(variance + eps), mask=inside)
     tl.store(table_ptr + 2 * channels + columns, scale, mask=inside)
     tl.store(table_ptr + 3 * channels + columns, shift, mask=inside)
 
@@ -155,13 +168,11 @@ def _running_tables_kernel(
     columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = columns < channels
     if tl.program_id(1) == 0:
-        mean = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
-        variance = tl.load(running_var_ptr + columns, mask=inside, other=1.0).to(ACC)
-        _store_table(tables_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+        mean, variance = running_statistics(running_mean_ptr, running_var_ptr, columns, inside, ACC)
+        store_table(tables_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
     else:
-        mean = tl.load(other_running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
-        variance = tl.load(other_running_var_ptr + columns, mask=inside, other=1.0).to(ACC)
-        _store_table(
+        mean, variance = running_statistics(other_running_mean_ptr, other_running_var_ptr, columns, inside, ACC)
+        store_table(
             tables_ptr + 4 * channels, other_gamma_ptr, other_beta_ptr, columns, inside, channels, mean, variance,
             other_eps, ACC,
         )  # fmt: skip

@@ -38,7 +38,7 @@ from ..choice import AUTO, current
 from ..dispatch import TRACED
 from ..residual_end import BatchNormArguments
 from . import batch_norm
-from .batch_norm import accumulator, store_moments
+from .batch_norm import accumulator, running_statistics, scale_and_shift, store_moments, store_table
 from .light_layer_gradients import (
     finish_kernel,
     gradient_kernel,
@@ -46,12 +46,13 @@ from .light_layer_gradients import (
     scores_kernel,
     weights_kernel,
 )
-from .light_layer_parts import block_output, program_and_channels, projections, three_weights
+from .light_layer_parts import block_output, gates_of_channels, program_and_channels, projections, three_weights
 from .runtime import (
     INTERPRETED,
     TYPES,
     DifferentiableOperator,
     device_unsupported_reason,
+    is_channels_last,
     is_traced_otherwise,
     pieces,
     power_of_2,
@@ -74,6 +75,7 @@ FINISH_STAGES = 1
 FINISH_PIXELS = 256  # of a program
 PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
+SMALL_BATCH = 16
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
 
 
@@ -126,11 +128,22 @@ def _end_kernel(
     x_ptr,  # [batch, height, width, channels]
     sums_ptr,  # [batch, segments, channels]: sums of x
     active_ptr,  # [batch, segments, 2, channels]: number of pixels where x > 0, and the sum of z - mean there
+    gamma_ptr,  # [channels], and three more tensors of the norm of z
+    beta_ptr,
+    running_mean_ptr,
+    running_var_ptr,
+    output_gamma_ptr,  # [channels], and three more tensors of the norm of O
+    output_beta_ptr,
+    output_running_mean_ptr,
+    output_running_var_ptr,
     pixels,
     pixels_per_segment,
     segments,
     channels,
+    eps,
+    output_eps,
     END: tl.constexpr,
+    RUNNING: tl.constexpr,  # both norms use their running statistics: store the tables of z and of O in table_ptr
     SHORTCUT: tl.constexpr,
     RELU: tl.constexpr,
     ACTIVE: tl.constexpr,
@@ -150,7 +163,17 @@ def _end_kernel(
     mean = tl.zeros([CHANNELS], ACC)
     scale = mean
     shift = mean
-    if END:
+    if RUNNING:
+        mean, variance = running_statistics(running_mean_ptr, running_var_ptr, columns, inside, ACC)
+        scale, shift = scale_and_shift(gamma_ptr, beta_ptr, columns, inside, mean, variance, eps, ACC)
+        if program == 0:
+            store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+            other, variance = running_statistics(output_running_mean_ptr, output_running_var_ptr, columns, inside, ACC)
+            store_table(
+                table_ptr + 4 * channels, output_gamma_ptr, output_beta_ptr, columns, inside, channels, other,
+                variance, output_eps, ACC,
+            )  # fmt: skip
+    elif END:
         mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
         scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
         shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
@@ -226,6 +249,9 @@ def _attention_kernel(
     output_ptr,  # [batch, height, width, channels]: O
     moments_ptr,  # [groups * segments, 3, channels]: those of O
     sum_ptr,  # [batch, height, width, channels]: x'
+    pooled_ptr,  # [batch, segments, channels]: sums of x
+    query_ptr,  # [size]
+    key_ptr,  # [size]
     height,
     width,
     channels,
@@ -234,7 +260,10 @@ def _attention_kernel(
     samples,
     segments,
     rows,
+    size,
+    score_scale,
     GATED: tl.constexpr,
+    DEPTH: tl.constexpr,  # channels of a head, if the gates are computed here, else 0
     PREVIOUS: tl.constexpr,
     DECAY: tl.constexpr,
     MASKED: tl.constexpr,
@@ -288,7 +317,14 @@ def _attention_kernel(
         output_here = output_ptr + start
         sum_here = sum_ptr + start
         gate = tl.full([CHANNELS], 1.0, ACC)
-        if GATED:
+        if DEPTH > 0:
+            gate = gates_of_channels(
+                pooled_ptr, query_ptr, key_ptr, sample, columns, inside, channels, segments, size, height * width,
+                score_scale, DEPTH, CHANNELS, ACC,
+            )  # fmt: skip
+            one = inside & (columns % DEPTH == 0)  # all segments store the same
+            tl.store(gate_ptr + sample * heads + columns // DEPTH, gate, mask=one)
+        elif GATED:
             gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
         factor = 1.0
         if MASKED:
@@ -506,32 +542,45 @@ def _forward(
     shape = _Shape.of(x)
     rows, tiles = shape.batch * shape.pixels, shape.tiles
     stored = x if end is None else torch.empty_like(x)
-    table, end_table = _running_tables(norm, end, shape.acc)
-    if end is not None and end_table is None:
-        end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
+    running: tuple[Tensor, ...] = ()  # the tensors of both norms, if the first kernel computes their tables
+    tables: Tensor | None
+    if end is not None and not training and not end_training:
+        running = *end.tensors, *norm.tensors
+        tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
+        end_table, table = tables
+    else:
+        table, end_table = _running_tables(norm, end, shape.acc)
+        tables = end_table
+    if end is not None and end_training:
+        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
     pooled = _kept_sums(x)
     active = _kept_sums(x, 2) if end is not None and differentiated else None
     if query_weight is not None or end is not None:
         run_kernel(
             _end_kernel, shape.pixel_programs,
-            x, _or(shortcut, x), _or(end_table, pooled), stored, pooled, _or(active, pooled),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels,
-            END=end is not None, SHORTCUT=shortcut is not None, RELU=relu, ACTIVE=active is not None,
-            **shape.end_constants,
+            x, _or(shortcut, x), _or(tables, pooled), stored, pooled, _or(active, pooled),
+            *(running or (pooled,) * 8),
+            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, end_eps, eps,
+            END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu,
+            ACTIVE=active is not None, **shape.end_constants,
         )  # fmt: skip
-    gate = None
+    gate, depth = None, 0
     if query_weight is not None and key_weight is not None:
-        gate = _gates(pooled, query_weight, key_weight, heads, shape, tiles.segments)
+        gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
+        depth = 0 if training else _depth_inside_tile(shape, heads)
+        if not depth:
+            _compute_gates(pooled, query_weight, key_weight, gate, shape, tiles.segments)
     output = torch.empty_like(x)
     result = torch.empty_like(x) if not training else output
     moments = _partial(x, shape, 3, grouped=True) if training else pooled
     run_kernel(
         _attention_kernel, shape.programs,
         stored, _or(previous, x), value_weight, _or(decay, pooled), _or(gate, pooled), _or(mask, pooled),
-        _or(table, pooled), output, moments, result,
+        _or(table, pooled), output, moments, result, pooled, _or(query_weight, pooled), _or(key_weight, pooled),
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
-        GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
-        MOMENTS=training, **shape.constants,
+        1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
+        GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
+        MASKED=mask is not None, MOMENTS=training, **shape.constants,
     )  # fmt: skip
     if training:
         table = batch_norm.batch_table(moments, norm, rows)
@@ -581,8 +630,7 @@ def _backward(
     assert output is not None
     assert pooled is not None
     assert table is not None
-    projected = source is not None
-    shortcut = source if projected else shortcut
+    projected = source is not None  # `shortcut` is then the source as well
     previous = shortcut if is_shortcut else previous
     has_end = end_weight is not None
     flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": projected, "RELU": relu}
@@ -658,30 +706,39 @@ _layer = DifferentiableOperator(
     _fake,
     outputs=3,
     results=7,
-    unsaved=(0,),
-    recomputed=("shortcut", "source"),
+    keep=lambda args, results: (None, *results[1:]),  # all but x'
+    unread={"shortcut": "source"},
     constant=("mask", "source", "source_table", "running_mean", "running_var", "end_running_mean", "end_running_var"),
 )
 
 
-def _gates(
+def _depth_inside_tile(shape: _Shape, heads: int) -> int:
+    """Returns the channels of a head if the kernel that reads the gates computes them, else 0.
+
+    That saves a launch, which a small batch takes longer for than for the gates, but every program computes them anew.
+    """
+    depth = shape.channels // heads
+    fits = depth == power_of_2(depth) and depth <= shape.tiles.channels
+    return depth if fits and shape.tiles.samples == 1 and shape.batch <= SMALL_BATCH else 0
+
+
+def _compute_gates(
     pooled: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
-    heads: int,
+    gate: Tensor,
     shape: _Shape,
     segments: int,
     total: Tensor | None = None,
-) -> Tensor:
-    """Returns the gates, [B, heads], given the sums of x, [B * segments, C], whose totals, [B, C], are stored too."""
-    gate = torch.empty((shape.batch, heads), device=pooled.device, dtype=shape.acc)
+) -> None:
+    """Computes the gates, [B, heads], given the sums of x, [B * segments, C], and their totals, [B, C], if wanted."""
+    heads = gate.shape[1]
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         _gate_kernel, (shape.batch, blocks),
         pooled, query_weight, key_weight, gate, _or(total, pooled), shape.channels, segments, query_weight.shape[-1],
         shape.pixels, heads, (shape.channels // heads) ** -0.5, TOTAL=total is not None, **constants,
     )  # fmt: skip
-    return gate
 
 
 def _gate_gradients(
@@ -746,7 +803,7 @@ def supports_open_end(x: Tensor) -> bool:
     if current() not in (AUTO, "triton") or is_traced_otherwise(x):
         return False
     reason = device_unsupported_reason(x)
-    return reason is None and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return reason is None and x.dim() == 4 and is_channels_last(x)
 
 
 def unsupported_reason(
@@ -767,16 +824,19 @@ def unsupported_reason(
     tensors += [] if end is None else end.norm.tensors
     if is_traced_otherwise(x, previous, shortcut, *tensors):  # checked before any size is read, which would add a guard
         return TRACED
-    maps = [x, *(m for m in (previous, shortcut) if m is not None)]
-    if any(m.shape != x.shape or m.dtype != x.dtype for m in maps):
-        return "the maps must have one shape and dtype"
-    if any(not m.is_contiguous(memory_format=torch.channels_last) for m in maps):
+    shape, dtype, size = x.shape, x.dtype, x.numel()
+    for other in (previous, shortcut):
+        if other is not None and (other.shape != shape or other.dtype != dtype):
+            return "the maps must have one shape and dtype"
+        if other is not None and not is_channels_last(other):
+            return "the maps must be channels_last"
+    if not is_channels_last(x):
         return "the maps must be channels_last"
-    if x.dtype not in TYPES:
-        return f"the maps must be of floating point, got {x.dtype}"
-    if not x.numel():
+    if dtype not in TYPES:
+        return f"the maps must be of floating point, got {dtype}"
+    if not size:
         return "the map is empty"
-    if x.numel() // len(x) >= 2**31:
+    if size // shape[0] >= 2**31:
         return "the map of one sample must have less than 2^31 elements"
     if value_weight.shape[1:] != (1, 3, 3):
         return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
@@ -784,10 +844,10 @@ def unsupported_reason(
         return "there must be both q and k, or neither"
     if query_weight is not None and not query_weight.shape[-1] % 2:
         return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
-    if x.shape[1] % heads:
-        return f"the channels must be divisible by the number of heads, got {x.shape[1]} and {heads}"
-    norms = [norm] if end is None else [norm, end.norm]
-    if any(n.training for n in norms) and x.numel() // x.shape[1] < 2:
+    if shape[1] % heads:
+        return f"the channels must be divisible by the number of heads, got {shape[1]} and {heads}"
+    training = norm.training or (end is not None and end.norm.training)
+    if training and size // shape[1] < 2:
         return "a channel with a single value has no variance"
     if not all(t is None or t.is_contiguous() for t in tensors):
         return "the parameters, statistics and masks must be contiguous"

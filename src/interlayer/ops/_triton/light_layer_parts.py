@@ -89,3 +89,18 @@ def projections(
             query += value * tl.load(query_ptr + offset).to(ACC)
             key += value * tl.load(key_ptr + offset).to(ACC)
     return query / divisor, key / divisor
+
+
+@triton.jit
+def gates_of_channels(
+    pooled_ptr, query_ptr, key_ptr, sample, columns, inside, channels, segments, size, divisor, score_scale,
+    DEPTH: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Returns the gate of each channel of one sample, for heads of DEPTH channels that lie inside of the tile."""
+    start = sample.to(tl.int64) * segments * channels
+    query, key = projections(
+        pooled_ptr, query_ptr, key_ptr, start, columns, inside, channels, segments, size, divisor, ACC
+    )
+    products = tl.reshape(tl.where(inside, query * key, 0.0), [CHANNELS // DEPTH, DEPTH])
+    gate = 1.0 / (1.0 + tl.exp(-tl.sum(products, 1) * score_scale))
+    return tl.reshape(tl.broadcast_to(gate[:, None], [CHANNELS // DEPTH, DEPTH]), [CHANNELS])

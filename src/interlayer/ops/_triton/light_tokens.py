@@ -36,8 +36,8 @@ from ..autocast import autocast_type
 from ..dispatch import TRACED
 from .batch_norm import accumulator, sum_of_splits
 from .layer_norm import input_gradient, normalize
-from .light_layer import _gate_gradients, _gates, _or, _partial, _Shape, _shape
-from .light_layer_parts import append, program_and_channels, three_weights
+from .light_layer import SMALL_BATCH, _compute_gates, _gate_gradients, _or, _partial, _Shape, _shape
+from .light_layer_parts import append, gates_of_channels, program_and_channels, three_weights
 from .runtime import (
     INTERPRETED,
     TYPES,
@@ -210,6 +210,9 @@ def _attention_kernel(
     mask_ptr,  # [batch]
     output_ptr,  # [batch, height * width, channels]: O
     sum_ptr,  # [batch, tokens, channels]: x'
+    pooled_ptr,  # [batch, pooled_segments, channels]: sums of n
+    query_ptr,  # [size]
+    key_ptr,  # [size]
     previous_tokens,
     prefix,
     height,
@@ -218,7 +221,11 @@ def _attention_kernel(
     heads,
     segments,
     rows,
+    pooled_segments,
+    size,
+    score_scale,
     GATED: tl.constexpr,
+    DEPTH: tl.constexpr,  # channels of a head, if the gates are computed here, else 0
     PREVIOUS: tl.constexpr,
     DECAY: tl.constexpr,
     MASKED: tl.constexpr,
@@ -255,7 +262,14 @@ def _attention_kernel(
             scale *= decay
             shift *= decay
     gate = tl.full([CHANNELS], 1.0, ACC)
-    if GATED:
+    if DEPTH > 0:
+        gate = gates_of_channels(
+            pooled_ptr, query_ptr, key_ptr, sample, columns, inside, channels, pooled_segments, size, pixels,
+            score_scale, DEPTH, CHANNELS, ACC,
+        )  # fmt: skip
+        one = inside & (columns % DEPTH == 0)  # all segments store the same
+        tl.store(gate_ptr + sample * heads + columns // DEPTH, gate, mask=one)
+    elif GATED:
         gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
     factor = 1.0
     if MASKED:
@@ -683,6 +697,12 @@ class _Sizes:
         chunks = pieces(self.shape.channels, self.row_constants["CHANNELS"])
         return (self.shape.batch * self.shape.tiles.segments * chunks,)
 
+    def depth_inside_tile(self, heads: int) -> int:
+        """Returns the channels of a head if the kernel that reads the gates computes them, else 0."""
+        depth = self.shape.channels // heads
+        fits = depth == power_of_2(depth) and depth <= self.row_constants["CHANNELS"]
+        return depth if fits and self.shape.batch <= SMALL_BATCH else 0
+
     def _whole_tokens(self, elements: int) -> dict[str, Any]:
         channels = max(16, power_of_2(self.shape.channels))
         number = max(1, elements // channels)
@@ -746,19 +766,24 @@ def _forward(
         tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
         **sizes.constants,
     )  # fmt: skip
-    gate = total = None
+    gate, total, depth = None, None, 0
     if query_weight is not None and key_weight is not None:
+        gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
         total = _total(x) if differentiated else None
-        gate = _gates(pooled, query_weight, key_weight, heads, shape, segments, total)
+        depth = 0 if differentiated else sizes.depth_inside_tile(heads)
+        if not depth:
+            _compute_gates(pooled, query_weight, key_weight, gate, shape, segments, total)
     output = _empty_map(x, height, width, dtype)
     result = torch.empty_like(x)
     run_kernel(
         _attention_kernel, sizes.row_programs,
         x, _or(previous, x), statistics, value_weight, gamma, beta, _or(previous_gamma, gamma),
         _or(previous_beta, beta), _or(decay, gamma), _or(gate, pooled), _or(mask, pooled), output, result,
-        sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
-        GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
-        ADD_PREFIX=add_prefix, **sizes.row_constants,
+        pooled, _or(query_weight, pooled), _or(key_weight, pooled),
+        sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, segments,
+        1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
+        GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
+        MASKED=mask is not None, ADD_PREFIX=add_prefix, **sizes.row_constants,
     )  # fmt: skip
     return result, output, gate, statistics if differentiated else None, total
 
@@ -871,7 +896,14 @@ def _like(parameter: Tensor | None, grad: Tensor) -> Tensor | None:
 
 
 _layer = DifferentiableOperator(
-    "light_tokens", _forward, _backward, _fake, outputs=3, results=5, unsaved=(0, 1), constant=("mask",)
+    "light_tokens",
+    _forward,
+    _backward,
+    _fake,
+    outputs=3,
+    results=5,
+    keep=lambda args, results: (None, None, *results[2:]),  # all but x' and O
+    constant=("mask",),
 )
 
 

@@ -25,17 +25,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import TRACED
-from ..once import once_differentiable
+from ..dispatch import TRACED, is_chosen
 from ..residual_end import BatchNormArguments
 from ..residual_end import unsupported_reason as shared_unsupported_reason
-from .runtime import TYPES, device_unsupported_reason, number_types, pieces, run_kernel, tile
+from .batch_norm import operator_tensors, update_statistics
+from .runtime import (
+    TYPES,
+    DifferentiableOperator,
+    device_unsupported_reason,
+    is_channels_last,
+    is_compiled,
+    number_types,
+    pieces,
+    run_kernel,
+    tile,
+)
 
 ROWS = 64  # pixels that a program holds at once
 CHANNELS = 64  # channels that a program holds at once
 SPLITS = 32  # partial sums that are added at once
 PROGRAMS = 1056  # of a reduction: eight for each of the 132 multiprocessors of an H200
 MOST_STATE_CHANNELS = 128
+COMPILED = False  # whether torch.compile uses the kernels without being asked to
 
 
 @triton.jit
@@ -94,13 +105,14 @@ def _normalizer_kernel(
     beta_ptr,  # [channels]
     running_mean_ptr,  # [channels]
     running_var_ptr,  # [channels]
-    table_ptr,  # [4, channels]: mean, 1 / std, scale, shift
+    table_ptr,  # [4, channels]: mean, 1 / std, scale, shift; and the variance if nothing is updated
     rows,
     channels,
     splits,
     eps,
     momentum,
     unbias,
+    UPDATE: tl.constexpr,
     SPLITS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -118,12 +130,15 @@ def _normalizer_kernel(
     tl.store(table_ptr + channels + columns, inverse_std, mask=inside)
     tl.store(table_ptr + 2 * channels + columns, scale, mask=inside)
     tl.store(table_ptr + 3 * channels + columns, shift, mask=inside)
-    moving = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
-    moving += (mean - moving) * momentum
-    tl.store(running_mean_ptr + columns, moving.to(running_mean_ptr.dtype.element_ty), mask=inside)
-    moving = tl.load(running_var_ptr + columns, mask=inside, other=0.0).to(ACC)
-    moving += (variance * unbias - moving) * momentum
-    tl.store(running_var_ptr + columns, moving.to(running_var_ptr.dtype.element_ty), mask=inside)
+    if UPDATE:
+        moving = tl.load(running_mean_ptr + columns, mask=inside, other=0.0).to(ACC)
+        moving += (mean - moving) * momentum
+        tl.store(running_mean_ptr + columns, moving.to(running_mean_ptr.dtype.element_ty), mask=inside)
+        moving = tl.load(running_var_ptr + columns, mask=inside, other=0.0).to(ACC)
+        moving += (variance * unbias - moving) * momentum
+        tl.store(running_var_ptr + columns, moving.to(running_var_ptr.dtype.element_ty), mask=inside)
+    else:
+        tl.store(table_ptr + 4 * channels + columns, variance, mask=inside)
 
 
 @triton.jit
@@ -322,92 +337,133 @@ def _splits(rows: int, channels: int, blocks: dict[str, Any]) -> int:
     return max(1, min(pieces(rows, ROWS), PROGRAMS // chunks))
 
 
-class _ResidualEnd(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, shortcut: Tensor | None, relu: bool, *norm_arguments: Any
-    ) -> tuple[Tensor, Tensor]:
-        norm = BatchNormArguments(*norm_arguments)  # autograd does not look into tuples, so they are passed one by one
-        batch, channels, height, width = x.shape
-        rows, state = batch * height * width, len(weight)
-        blocks = _blocks(channels, state, x.dtype)
-        splits = _splits(rows, channels, blocks)
-        chunks = pieces(channels, blocks["CHANNELS"])
-        acc = torch.promote_types(x.dtype, torch.float32)
-        channel_blocks = {"CHANNELS": blocks["CHANNELS"], "ACC": blocks["ACC"]}
-        sums = torch.empty((splits, 2, channels), device=x.device, dtype=acc)
-        run_kernel(_statistics_kernel, (chunks, splits), x, sums, rows, channels, splits, ROWS=ROWS, **channel_blocks)
-        table = torch.empty((4, channels), device=x.device, dtype=acc)
-        run_kernel(
-            _normalizer_kernel, (chunks,),
-            x, sums, *norm.tensors, table, rows, channels, splits,
-            norm.eps, norm.momentum, rows / max(1, rows - 1), SPLITS=SPLITS, **channel_blocks,
-        )  # fmt: skip
-        narrow_weight = weight.detach().to(x.dtype).contiguous()
-        output = torch.empty_like(x)
-        projected = torch.empty(
-            (batch, state, height, width), device=x.device, dtype=x.dtype, memory_format=torch.channels_last
-        )
-        run_kernel(
-            _end_kernel, (pieces(rows, ROWS),),
-            x, x if shortcut is None else shortcut, table, narrow_weight, output, projected, rows, channels, state,
-            HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
-        )  # fmt: skip
-        ctx.save_for_backward(x, output if relu else None, narrow_weight, table)
-        ctx.dtypes_and_shapes = (norm.weight.dtype, norm.bias.dtype, weight.dtype, weight.shape, shortcut is not None)
-        ctx.relu = relu
-        return output, projected
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    shortcut: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    relu: bool,
+    momentum: float,
+    eps: float,
+    differentiated: bool,
+) -> tuple[Tensor | None, ...]:
+    """Returns x' and p; and the table of the norm and the weight in the dtype of x.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_projected: Tensor) -> Any:  # type: ignore[override]
-        x, output, narrow_weight, table = ctx.saved_tensors
-        gamma_dtype, beta_dtype, weight_dtype, weight_shape, has_shortcut = ctx.dtypes_and_shapes
-        grad = grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        grad_projected = grad_projected.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        batch, channels, height, width = x.shape
-        rows, state = batch * height * width, len(narrow_weight)
-        blocks = _blocks(channels, state, x.dtype)
-        splits = _splits(rows, channels, blocks)
-        chunks = pieces(channels, blocks["CHANNELS"])
-        # without an activation, the gradient of the shortcut equals that of the output
-        grad_shortcut = torch.empty_like(x) if ctx.relu else grad
-        sums = torch.empty((splits, 2, channels), device=x.device, dtype=table.dtype)
-        partial = torch.empty((splits, state, channels), device=x.device, dtype=table.dtype)
-        run_kernel(
-            _reduce_kernel, (chunks, splits),
-            grad, output if ctx.relu else grad, x, grad_projected, narrow_weight, table, grad_shortcut, sums, partial,
-            rows, channels, state, splits, RELU=ctx.relu, **blocks,
-        )  # fmt: skip
-        grad_norm = torch.empty((2, channels), device=x.device, dtype=table.dtype)
-        grad_weight = torch.empty(weight_shape, device=x.device, dtype=table.dtype)
-        run_kernel(
-            _gradients_kernel, (chunks, state + 2),
-            sums, partial, grad_norm, grad_weight, channels, state, splits,
-            SPLITS=SPLITS, CHANNELS=blocks["CHANNELS"], ACC=blocks["ACC"],
-        )  # fmt: skip
-        grad_x = torch.empty_like(x)
-        run_kernel(
-            _input_kernel, (pieces(rows, ROWS), chunks),
-            grad_shortcut, x, grad_projected, narrow_weight, table, grad_norm, grad_x, rows, channels, state, **blocks,
-        )  # fmt: skip
-        grad_gamma, grad_beta = grad_norm[1].to(gamma_dtype), grad_norm[0].to(beta_dtype)
-        others = (None,) * (len(BatchNormArguments._fields) - 2)
-        return (
-            grad_x, grad_weight.to(weight_dtype), grad_shortcut if has_shortcut else None, None,
-            grad_gamma, grad_beta, *others,
-        )  # fmt: skip
+    If there are no running statistics to update, the table has a fifth row with the variance.
+    """
+    batch, channels, height, width = x.shape
+    rows, state = batch * height * width, len(weight)
+    blocks = _blocks(channels, state, x.dtype)
+    splits = _splits(rows, channels, blocks)
+    chunks = pieces(channels, blocks["CHANNELS"])
+    acc = torch.promote_types(x.dtype, torch.float32)
+    channel_blocks = {"CHANNELS": blocks["CHANNELS"], "ACC": blocks["ACC"]}
+    sums = torch.empty((splits, 2, channels), device=x.device, dtype=acc)
+    run_kernel(_statistics_kernel, (chunks, splits), x, sums, rows, channels, splits, ROWS=ROWS, **channel_blocks)
+    update = running_mean is not None
+    table = torch.empty((4 if update else 5, channels), device=x.device, dtype=acc)
+    statistics = (running_mean, running_var) if update else (table, table)
+    run_kernel(
+        _normalizer_kernel, (chunks,),
+        x, sums, norm_weight, norm_bias, *statistics, table, rows, channels, splits,
+        eps, momentum, rows / max(1, rows - 1), UPDATE=update, SPLITS=SPLITS, **channel_blocks,
+    )  # fmt: skip
+    narrow_weight = weight.detach().to(x.dtype).contiguous()
+    output, projected = torch.empty_like(x), _empty_projection(x, weight)
+    run_kernel(
+        _end_kernel, (pieces(rows, ROWS),),
+        x, x if shortcut is None else shortcut, table, narrow_weight, output, projected, rows, channels, state,
+        HAS_SHORTCUT=shortcut is not None, RELU=relu, **blocks,
+    )  # fmt: skip
+    return output, projected, table, narrow_weight
+
+
+def _empty_projection(x: Tensor, weight: Tensor) -> Tensor:
+    shape = (x.shape[0], weight.shape[0], *x.shape[2:])
+    return torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
+
+
+def _fake(x: Tensor, weight: Tensor, shortcut: Any, gamma: Any, beta: Any, running_mean: Any, *args: Any) -> Any:
+    """Returns tensors like those of `_forward`, without values."""
+    table = x.new_empty(
+        (5 if running_mean is None else 4, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32)
+    )
+    return torch.empty_like(x), _empty_projection(x, weight), table, x.new_empty(weight.shape)
+
+
+def _backward(
+    arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of the tensors among the arguments of `_forward`."""
+    x, weight, shortcut, norm_weight, norm_bias, _, _, relu, *_ = arguments
+    output, _, table, narrow_weight = results
+    assert table is not None
+    assert narrow_weight is not None
+    grad = torch.zeros_like(x) if grads[0] is None else _as(grads[0], x)
+    grad_projected = _empty_projection(x, weight).zero_() if grads[1] is None else _as(grads[1], x)
+    batch, channels, height, width = x.shape
+    rows, state = batch * height * width, len(narrow_weight)
+    blocks = _blocks(channels, state, x.dtype)
+    splits = _splits(rows, channels, blocks)
+    chunks = pieces(channels, blocks["CHANNELS"])
+    # without an activation, the gradient of the shortcut equals that of the output
+    grad_shortcut = torch.empty_like(x) if relu else grad
+    sums = torch.empty((splits, 2, channels), device=x.device, dtype=table.dtype)
+    partial = torch.empty((splits, state, channels), device=x.device, dtype=table.dtype)
+    run_kernel(
+        _reduce_kernel, (chunks, splits),
+        grad, output if relu else grad, x, grad_projected, narrow_weight, table, grad_shortcut, sums, partial,
+        rows, channels, state, splits, RELU=relu, **blocks,
+    )  # fmt: skip
+    grad_norm = torch.empty((2, channels), device=x.device, dtype=table.dtype)
+    grad_weight = torch.empty(weight.shape, device=x.device, dtype=table.dtype)
+    run_kernel(
+        _gradients_kernel, (chunks, state + 2),
+        sums, partial, grad_norm, grad_weight, channels, state, splits,
+        SPLITS=SPLITS, CHANNELS=blocks["CHANNELS"], ACC=blocks["ACC"],
+    )  # fmt: skip
+    grad_x = torch.empty_like(x)
+    run_kernel(
+        _input_kernel, (pieces(rows, ROWS), chunks),
+        grad_shortcut, x, grad_projected, narrow_weight, table, grad_norm, grad_x, rows, channels, state, **blocks,
+    )  # fmt: skip
+    return (
+        grad_x, grad_weight.to(weight.dtype), None if shortcut is None else grad_shortcut,
+        grad_norm[1].to(norm_weight.dtype), grad_norm[0].to(norm_bias.dtype), None, None,
+    )  # fmt: skip
+
+
+def _as(grad: Tensor, x: Tensor) -> Tensor:
+    return grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
+
+
+_end = DifferentiableOperator(
+    "residual_end",
+    _forward,
+    _backward,
+    _fake,
+    outputs=2,
+    results=4,
+    keep=lambda args, results: (results[0] if args[7] else None, None, *results[2:]),  # x' for the ReLU
+    constant=("running_mean", "running_var"),
+    unread={"shortcut": "x"},
+)
 
 
 def unsupported_reason(
     x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> str | None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not is_compiled():
+        return TRACED
+    if is_compiled() and not (COMPILED or is_chosen("triton")):
         return "torch.compile fuses the implementation for it"
     if x.is_meta:
         return TRACED
     maps = [x] if shortcut is None else [x, shortcut]
-    if any(not map_.is_contiguous(memory_format=torch.channels_last) for map_ in maps):
+    if any(not is_channels_last(map_) for map_ in maps):
         return "the maps must be channels_last"
     if any(map_.shape != x.shape or map_.dtype != x.dtype for map_ in maps):
         return "the shortcut must have the shape and dtype of the map"
@@ -424,4 +480,9 @@ def unsupported_reason(
 def residual_end(
     x: Tensor, norm: BatchNormArguments, weight: Tensor, shortcut: Tensor | None, *, relu: bool = True
 ) -> tuple[Tensor, Tensor]:
-    return _ResidualEnd.apply(x, weight, shortcut, relu, *norm)
+    numbers = (relu, norm.momentum, norm.eps)
+    if not torch.compiler.is_compiling():
+        return _end(x, weight, shortcut, *norm.tensors, *numbers)  # type: ignore[no-any-return]
+    output, projected, table, _ = _end.traced(x, weight, shortcut, *operator_tensors(norm), *numbers)
+    update_statistics(norm, table, x)
+    return output, projected

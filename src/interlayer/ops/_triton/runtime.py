@@ -2,8 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import torch
@@ -155,10 +156,12 @@ class DifferentiableOperator:
             sizes may be symbols.
         outputs: The number of outputs.
         results: The number of results of `forward`.
-        unsaved: The indices of outputs that the backward pass does not need. It gets None instead.
+        keep: A function of the arguments of `forward` except for the last one, and of its results. It returns the
+            results for the backward pass, with None for those that it does not need. Default: all are kept.
         constant: The names of tensors for which `backward` returns no gradient.
-        recomputed: The name of a tensor that is not saved if the tensor with the second name is given, because
-            `backward` computes it again from that one. It gets None instead.
+        unread: The names of tensors whose values `backward` does not need, and for each one the name of a tensor of
+            the same shape, dtype and strides, which it gets instead if that one is given, so that the former is not
+            saved.
     """
 
     def __init__(
@@ -170,9 +173,9 @@ class DifferentiableOperator:
         *,
         outputs: int,
         results: int,
-        unsaved: Collection[int] = (),
+        keep: Callable[[tuple[Any, ...], Tensors], Tensors] = lambda args, results: results,
         constant: Collection[str] = (),
-        recomputed: tuple[str, str] | None = None,
+        unread: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._forward = forward
         types = get_type_hints(forward)
@@ -180,15 +183,13 @@ class DifferentiableOperator:
         tensors = [n for n, kind in parameters.items() if kind.startswith("Tensor")]
         count = len(tensors)
         differentiable = [i for i, n in enumerate(tensors) if n not in constant]
+        replaced = [(tensors.index(n), tensors.index(other)) for n, other in unread.items()]
 
-        result_of, source_of = (-1, -1) if recomputed is None else map(tensors.index, recomputed)
-
-        def save(ctx: Any, args: tuple[Any, ...], found: Sequence[Any]) -> None:
-            given = list(args[:count])
-            if result_of >= 0 and given[source_of] is not None:
-                given[result_of] = None
-            kept = [None if i in unsaved else t for i, t in enumerate(found)]
-            ctx.save_for_backward(*given, *kept)
+        def save(ctx: Any, args: tuple[Any, ...], found: Tensors) -> None:
+            read = list(args[:count])
+            for i, other in replaced:
+                read[i] = args[i] if args[i] is None or args[other] is None else args[other]
+            ctx.save_for_backward(*read, *keep(args, found))
             ctx.numbers = args[count:]
             ctx.set_materialize_grads(False)
 
@@ -213,7 +214,8 @@ class DifferentiableOperator:
             given = [None if t is not None and t.shape == (0,) else t for t in args[: count + results + outputs]]
             grads = given[count + results :]
             found = backward((*given[:count], *args[len(given) :]), tuple(given[count : count + results]), tuple(grads))
-            return _separate(_present(tuple(found[i] for i in differentiable), args[0]), args)
+            strided = tuple(None if args[i] is None else _with_strides(found[i], args[i]) for i in differentiable)
+            return _separate(_present(strided, args[0]), args)
 
         def fake_backward(*args: Any) -> tuple[Tensor, ...]:
             return _present(
@@ -273,6 +275,16 @@ def _present(tensors: Tensors, x: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(0) if t is None else t for t in tensors)
 
 
+def _with_strides(grad: Tensor | None, x: Tensor) -> Tensor:
+    """Returns the gradient of x with the strides of x, which torch.compile was told."""
+    if grad is None:
+        return torch.zeros_like(x)
+    sizes = zip(x.shape, x.stride(), grad.stride(), strict=True)
+    if all(size == 1 or stride == other for size, stride, other in sizes):
+        return grad
+    return torch.empty_like(x).copy_(grad)
+
+
 def _separate(tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Copies tensors that share memory with an argument or an earlier tensor, which an operator cannot return."""
     known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
@@ -307,7 +319,7 @@ def is_traced(*args: Any) -> bool:
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
-        or not all(type(x) in PLAIN for x in args)
+        or not PLAIN.issuperset(map(type, args))
         or args[0].is_meta
         or torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of grad(is_grads_batched=True)
     )
@@ -324,6 +336,17 @@ def tokens_unsupported_reason(x: Tensor, *others: Any) -> str | None:
     if x.dtype not in TYPES:
         return f"tokens must be of a floating-point type, got {x.dtype}"
     return device_unsupported_reason(x)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Returns whether the pixels of a map, [B, C, H, W], lie one after another in memory, with all their channels."""
+    if not torch.compiler.is_compiling():
+        return x.is_contiguous(memory_format=torch.channels_last)
+    if x.dim() != 4:  # torch 2.11 does not know for a symbolic batch size, so that the strides are compared
+        return False
+    _, channels, height, width = x.shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    return all(size == 1 or stride == dense for size, stride, dense in zip(x.shape, x.stride(), strides, strict=True))
 
 
 def small_unsupported_reason(x: Tensor) -> str | None:
