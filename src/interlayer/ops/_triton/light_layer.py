@@ -47,7 +47,7 @@ from .light_layer_gradients import (
     scores_kernel,
     weights_kernel,
 )
-from .light_layer_parts import block_output, program_and_channels, project, three_weights
+from .light_layer_parts import block_output, load_gate, program_and_channels, project, relu, three_weights
 from .runtime import INTERPRETED, TYPES, device_unsupported_reason, is_traced, pieces, power_of_2, run_kernel
 
 if TYPE_CHECKING:
@@ -193,13 +193,13 @@ def _gate_kernel(
     tl.store(gate_ptr + sample * heads + head, 1.0 / (1.0 + tl.exp(-score)), mask=head < heads)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number_earlier", "first_earlier", "layers"])
 def _attention_kernel(
     x_ptr,  # [batch, height, width, channels]
     previous_ptr,  # [batch, height, width, channels]
     weight_ptr,  # [channels, 9]
     decay_ptr,  # [channels]
-    gate_ptr,  # [batch, heads]
+    gate_ptr,  # [batch, heads, layers]: the last one is the gate of this layer
     mask_ptr,  # [batch]
     table_ptr,  # [4, channels]: of the norm of O, if it uses its running statistics
     output_ptr,  # [batch, height, width, channels]: O
@@ -222,6 +222,15 @@ def _attention_kernel(
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
+    # Only in a layer with MRLA-base, in which the gates are the attention weights (see `base_layer.py`)
+    value_ptr=None,  # [batch, height, width, channels]: V
+    earlier=None,  # values of earlier layers, each [batch, height, width, channels]
+    number_earlier=0,
+    first_earlier=0,  # the layer of the first one
+    layers=1,
+    EARLIER: tl.constexpr = 0,  # the size of the tuple, at least their number
+    VALUE: tl.constexpr = False,  # store V; O is only stored for its norm
+    ACTIVATION: tl.constexpr = False,  # a ReLU follows the norm of O
 ):
     program, columns = program_and_channels(channels, CHANNELS)
     inside = columns < channels
@@ -252,8 +261,12 @@ def _attention_kernel(
             value = tl.load(x_ptr + start + row * stride + column * channels + columns, mask=known, other=0.0)
             pivot += value.to(ACC) * tl.load(weight_ptr + columns * 9 + offset, mask=inside, other=0.0).to(ACC)
         if GATED:
-            own_head = earliest * heads + columns // (channels // heads)
-            pivot *= tl.load(gate_ptr + own_head, mask=inside, other=0.0).to(ACC)
+            pivot *= load_gate(gate_ptr, earliest, columns, inside, channels, heads, layers, layers - 1, ACC)
+        for layer in tl.static_range(EARLIER):
+            known = inside & (columns * 0 + layer < number_earlier)
+            value = tl.load(earlier[layer] + start + first * stride + columns, mask=known, other=0.0).to(ACC)
+            own = first_earlier + layer
+            pivot += value * load_gate(gate_ptr, earliest, columns, known, channels, heads, layers, own, ACC)
         if PREVIOUS:
             pivot += decay * tl.load(previous_ptr + start + first * stride + columns, mask=inside, other=0.0).to(ACC)
     total = tl.zeros([COLUMNS, CHANNELS], ACC)
@@ -267,7 +280,12 @@ def _attention_kernel(
         sum_here = sum_ptr + start
         gate = tl.full([CHANNELS], 1.0, ACC)
         if GATED:
-            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+            gate = load_gate(gate_ptr, sample, columns, inside, channels, heads, layers, layers - 1, ACC)
+        weights = ()
+        for layer in tl.static_range(EARLIER):
+            known = inside & (columns * 0 + layer < number_earlier)
+            own = first_earlier + layer
+            weights = weights + (load_gate(gate_ptr, sample, columns, known, channels, heads, layers, own, ACC),)
         factor = 1.0
         if MASKED:
             factor = tl.load(mask_ptr + sample).to(ACC)
@@ -293,13 +311,23 @@ def _attention_kernel(
                 output = gate[None, :] * above
                 if PREVIOUS:
                     output += decay[None, :] * tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
-                tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
+                if VALUE:
+                    tl.store(value_ptr + start + places, above.to(value_ptr.dtype.element_ty), mask=ready)
+                for layer in tl.static_range(EARLIER):
+                    there = ready & (w * 0 + layer < number_earlier)[:, None]
+                    earlier_value = tl.load(earlier[layer] + start + places, mask=there, other=0.0).to(ACC)
+                    output += weights[layer][None, :] * earlier_value
+                if MOMENTS or not VALUE:
+                    tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
                 if MOMENTS:
                     difference = tl.where(ready, output - pivot[None, :], 0.0)
                     total += difference
                     squares += difference * difference
                 else:
-                    result = centre + factor * (output * scale[None, :] + shift[None, :])
+                    output = output * scale[None, :] + shift[None, :]
+                    if ACTIVATION:
+                        output = relu(output)
+                    result = centre + factor * output
                     tl.store(sum_here + places, result.to(sum_ptr.dtype.element_ty), mask=ready)
                 above = here + w10[None, :] * x0 + w11[None, :] * x1 + w12[None, :] * x2
                 here = w00[None, :] * x0 + w01[None, :] * x1 + w02[None, :] * x2
@@ -326,6 +354,7 @@ def _sum_kernel(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
+    ACTIVATION: tl.constexpr = False,  # a ReLU follows the norm of O
 ):
     program, columns = program_and_channels(channels, CHANNELS)
     inside = columns < channels
@@ -335,6 +364,8 @@ def _sum_kernel(
     scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
     shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
     output = tl.load(output_ptr + places, mask=mask, other=0.0).to(ACC) * scale[None, :] + shift[None, :]
+    if ACTIVATION:
+        output = relu(output)
     if MASKED:
         output *= tl.load(mask_ptr + lines // pixels, mask=lines < total_pixels, other=0.0).to(ACC)[:, None]
     output += tl.load(x_ptr + places, mask=mask, other=0.0).to(ACC)

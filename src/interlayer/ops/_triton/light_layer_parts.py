@@ -1,4 +1,4 @@
-"""Device functions that the forward and the backward kernels of a layer with MRLA-light share."""
+"""Device functions that the forward and the backward kernels of a layer with MRLA share."""
 
 import triton
 import triton.language as tl
@@ -21,6 +21,19 @@ def block_output(z, s_ptr, places, mask, scale, shift, SHORTCUT: tl.constexpr, R
     if RELU:
         alive = mask & ((x > 0) | (x != x))  # NaN stays NaN
     return tl.where(alive, x, 0.0), alive
+
+
+@triton.jit
+def relu(x):
+    """Returns ReLU(x)."""
+    return tl.where(x <= 0, 0.0, x)  # NaN stays NaN
+
+
+@triton.jit
+def load_gate(gate_ptr, sample, columns, inside, channels, heads, layers, layer, ACC: tl.constexpr):
+    """Returns the gate of a sample and layer at each channel, of [batch, heads, layers]."""
+    head = sample * heads + columns // (channels // heads)
+    return tl.load(gate_ptr + head * layers + layer, mask=inside, other=0.0).to(ACC)
 
 
 @triton.jit

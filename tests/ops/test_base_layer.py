@@ -1,0 +1,167 @@
+"""Tests of a layer with MRLA-base: the end of the block, the attention, its norm and the sum."""
+
+import pytest
+import torch
+from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, draw, sizes
+
+from interlayer import backend, ops
+
+# batch, channels, height and width; heads; kernel size of q and k; layers, of which the last ones are computed
+SHAPES = [
+    ((2, 36, 5, 3), 4, 3, 1, 1),
+    ((1, 64, 9, 8), 2, 5, 2, 2),
+    ((3, 6, 1, 1), 6, 1, 3, 1),
+    ((2, 66, 3, 11), 1, 7, 2, 1),
+    ((5, 16, 5, 3), 8, 3, 6, 5),
+]
+KINDS = [
+    {"end": True},
+    {"end": True, "relu": True},
+    {"end": False},
+    {"end": True, "end_relu": False, "skip": False},
+    {"end": False, "mask": True, "relu": True},
+    {"end": True, "mask": True, "training": False},
+    {"end": True, "relu": True, "training": False},
+]
+
+
+def make(
+    shape=(2, 36, 5, 3), heads=4, size=3, layers=3, computed=1, *, end=True, relu=False, end_relu=True, skip=True,
+    mask=False, training=True,
+):  # fmt: skip
+    """Create a sample in float64: a stage of some layers, of which the first ones are given by their keys and values.
+
+    The means of the maps exceed their standard deviations, to detect cancellation.
+    """
+    channels = shape[1]
+    tensors = {}
+    for layer in range(layers - computed):
+        tensors[f"key_{layer}"] = draw(*shape[:2], seed=200 + layer)
+        tensors[f"value_{layer}"] = 2 + draw(*shape, seed=300 + layer, channels_last=True)
+    buffers = {}
+    for layer in range(computed):
+        seed = 1000 * layer
+        tensors |= {
+            f"x_{layer}": 3 + 2 * draw(*shape, seed=seed, channels_last=True),
+            f"query_weight_{layer}": draw(1, 1, size, seed=seed + 2),
+            f"key_weight_{layer}": draw(1, 1, size, seed=seed + 3),
+            f"value_weight_{layer}": draw(channels, 1, 3, 3, seed=seed + 4) / 3,
+            f"norm_weight_{layer}": 1 + 0.3 * draw(channels, seed=seed + 7),
+            f"norm_bias_{layer}": draw(channels, seed=seed + 8),
+            f"shortcut_{layer}": draw(*shape, seed=seed + 1, channels_last=True) if end and skip else None,
+            f"end_weight_{layer}": 1 + 0.3 * draw(channels, seed=seed + 9) if end else None,
+            f"end_bias_{layer}": draw(channels, seed=seed + 10) if end else None,
+        }
+        buffers |= {
+            f"running_mean_{layer}": 0.1 * draw(channels, seed=seed + 11),
+            f"running_var_{layer}": 1 + 0.1 * draw(channels, seed=seed + 12).abs(),
+            f"end_running_mean_{layer}": 3 + 0.1 * draw(channels, seed=seed + 13),
+            f"end_running_var_{layer}": 4 + 0.1 * draw(channels, seed=seed + 14).abs(),
+        }
+    factor = torch.tensor([0.0, 1.25, 1.25, 0.0, 1.25][: shape[0]], device=DEVICE) if mask else None
+    options = {
+        "heads": heads, "relu": relu, "end_relu": end_relu, "mask": factor, "training": training,
+        "given": layers - computed, "computed": computed,
+    }  # fmt: skip
+    return Sample(tensors, options, buffers)
+
+
+def call(sample):
+    """Return x' and the attention weights of the computed layers, and all keys and values after the last one."""
+    t, b, o = sample.tensors, sample.buffers, sample.options
+    keys = tuple(t[f"key_{layer}"] for layer in range(o.get("given_keys", o["given"])))
+    values = tuple(t[f"value_{layer}"] for layer in range(o["given"]))
+    outputs = []
+    for n in range(o["computed"]):
+        norm = ops.BatchNormArguments(
+            t[f"norm_weight_{n}"], t[f"norm_bias_{n}"], b[f"running_mean_{n}"], b[f"running_var_{n}"], o["training"]
+        )
+        end = None
+        if t[f"end_weight_{n}"] is not None:
+            end_norm = ops.BatchNormArguments(
+                t[f"end_weight_{n}"], t[f"end_bias_{n}"], b[f"end_running_mean_{n}"], b[f"end_running_var_{n}"],
+                o["training"],
+            )  # fmt: skip
+            end = ops.BlockEnd(end_norm, t[f"shortcut_{n}"], o["end_relu"])
+        x = t[f"x_{n}"]
+        output, weights, keys, values = ops.base_layer(
+            x, t[f"query_weight_{n}"], t[f"key_weight_{n}"], t[f"value_weight_{n}"], keys, values, norm,
+            None if o["mask"] is None else o["mask"].to(x.dtype), heads=o["heads"], relu=o["relu"], end=end,
+        )  # fmt: skip
+        if len(x) == 1 and output.requires_grad:
+            # torch's batch norm on a CPU returns wrong gradients for the strides that the reference's sum has in batches
+            # of one, unless the gradient is channels_last
+            output.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
+        outputs += [output, weights]
+    return (*outputs, *keys, *values)
+
+
+class TestBaseLayer(OperationTester):
+    operation = ops.base_layer
+    implementations = ("triton",)
+    small = sizes(shape=(2, 4, 3, 2), heads=2, layers=2, end_relu=False)
+    precise_shape = sizes(shape=(4, 48, 6, 5), heads=3)
+    precisions = ((torch.float32, 1e-4), (torch.bfloat16, 6e-2), (torch.float16, 2e-2))
+    autocast_tolerance = 6e-2
+    limits = (
+        Limit("triton", "the maps must be channels_last", change=lambda s: s.change(x_0=s.tensors["x_0"].contiguous())),
+        Limit(
+            "triton",
+            "the values must be channels_last",
+            change=lambda s: s.change(value_0=s.tensors["value_0"].contiguous()),
+        ),
+        Limit(
+            "triton",
+            "shape and dtype of the map",
+            change=lambda s: s.change(value_1=s.tensors["value_1"].double()),
+            runs=False,
+        ),
+        Limit(
+            "triton",
+            "the keys must be contiguous",
+            change=lambda s: s.change(key_0=s.tensors["key_0"].t().contiguous().t()),
+        ),
+        Limit("triton", "as many keys as values", change=lambda s: s.change(given_keys=1), runs=False),
+        Limit(
+            "triton", "must be 3x3, got", change=lambda s: s.change(value_weight_0=torch.ones(36, 1, 5, 5).to(DEVICE))
+        ),
+        Limit("triton", "an odd size, got 2", sizes(size=2), runs=False),
+        Limit("triton", "divisible by the number of heads", sizes(heads=5), runs=False),
+        Limit("triton", "a single value has no variance", sizes(shape=(1, 36, 1, 1)), runs=False),
+        Limit("triton", "the map is empty", sizes(shape=(0, 36, 4, 4), training=False)),
+    )
+
+    @classmethod
+    def cases(cls):
+        return [
+            pytest.param(
+                "triton",
+                sizes(shape=shape, heads=heads, size=size, layers=layers, computed=computed, **kind),
+                marks=pytest.mark.slow if (number + index) % 4 else [],
+            )
+            for number, (shape, heads, size, layers, computed) in enumerate(SHAPES)
+            for index, kind in enumerate(KINDS)
+        ]
+
+    def sample(self, **shape):
+        return make(**shape)
+
+    def call(self, sample):
+        return call(sample)
+
+    def best_dtype(self, name):
+        return DOUBLE
+
+    def tolerance(self, dtype):
+        return {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 2e-3}
+
+    def cast(self, sample, dtype):
+        """Parameters stay in float32 beside maps in bfloat16."""
+        wide = torch.promote_types(dtype, torch.float32)
+        names = ("x", "shortcut", "value")
+        maps = {n: t.to(dtype) for n, t in sample.tensors.items() if t is not None and n.rsplit("_", 1)[0] in names}
+        return sample.map(lambda t: t.to(wide)).change(**maps)
+
+    def context(self, dtype):
+        low = dtype.itemsize == 2
+        return torch.autocast(DEVICE, dtype if low else torch.bfloat16, enabled=low)
