@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, draw, sizes
+from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, draw, sizes, strided
 
-from interlayer import backend, ops
+from interlayer import ops
 
 # batch, channels, height and width; heads; kernel size of q and k; layers, of which the last ones are computed
 SHAPES = [
@@ -89,11 +89,19 @@ def call(sample):
             None if o["mask"] is None else o["mask"].to(x.dtype), heads=o["heads"], relu=o["relu"], end=end,
         )  # fmt: skip
         if len(x) == 1 and output.requires_grad:
-            # torch's batch norm on a CPU returns wrong gradients for the strides that the reference's sum has in batches
-            # of one, unless the gradient is channels_last
+            # On a CPU torch's batch norm returns wrong gradients for the strides that the sum of the reference has in
+            # batches of one, unless the gradient is channels_last
             output.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
         outputs += [output, weights]
     return (*outputs, *keys, *values)
+
+
+def contiguous(sample, name):
+    return sample.change(**{name: sample.tensors[name].contiguous()})
+
+
+def five_by_five(sample):
+    return sample.change(value_weight_0=torch.ones(36, 1, 5, 5).to(DEVICE))
 
 
 class TestBaseLayer(OperationTester):
@@ -104,27 +112,12 @@ class TestBaseLayer(OperationTester):
     precisions = ((torch.float32, 1e-4), (torch.bfloat16, 6e-2), (torch.float16, 2e-2))
     autocast_tolerance = 6e-2
     limits = (
-        Limit("triton", "the maps must be channels_last", change=lambda s: s.change(x_0=s.tensors["x_0"].contiguous())),
-        Limit(
-            "triton",
-            "the values must be channels_last",
-            change=lambda s: s.change(value_0=s.tensors["value_0"].contiguous()),
-        ),
-        Limit(
-            "triton",
-            "shape and dtype of the map",
-            change=lambda s: s.change(value_1=s.tensors["value_1"].double()),
-            runs=False,
-        ),
-        Limit(
-            "triton",
-            "the keys must be contiguous",
-            change=lambda s: s.change(key_0=s.tensors["key_0"].t().contiguous().t()),
-        ),
+        Limit("triton", "the maps must be channels_last", change=lambda s: contiguous(s, "x_0")),
+        Limit("triton", "the values must be channels_last", change=lambda s: contiguous(s, "value_0")),
+        Limit("triton", "dtype of the map", change=lambda s: s.change(value_1=s.tensors["value_1"].half()), runs=False),
+        Limit("triton", "the keys must be contiguous", change=lambda s: s.change(key_0=strided(s.tensors["key_0"]))),
         Limit("triton", "as many keys as values", change=lambda s: s.change(given_keys=1), runs=False),
-        Limit(
-            "triton", "must be 3x3, got", change=lambda s: s.change(value_weight_0=torch.ones(36, 1, 5, 5).to(DEVICE))
-        ),
+        Limit("triton", "must be 3x3, got", change=lambda s: five_by_five(s)),
         Limit("triton", "an odd size, got 2", sizes(size=2), runs=False),
         Limit("triton", "divisible by the number of heads", sizes(heads=5), runs=False),
         Limit("triton", "a single value has no variance", sizes(shape=(1, 36, 1, 1)), runs=False),

@@ -5,7 +5,7 @@ The kernels of a layer with MRLA-light (`light_layer.py`) do what both have in c
     moments      statistics of z                                                       reads z
     end          x = ReLU(BN(z) + s) and its sums by sample and channel                 reads z, s; writes x
     scores       y, q, k_t and the attention weights p
-    attention    V_t, O = sum of p_s V_s, and its statistics                           reads x, V_s, s < t; writes V_t, O
+    attention    V_t, O = sum of p_s V_s, and its statistics                           reads x, V_s; writes V_t, O
     sum          x' = x + m f(BN(O))                                                   reads x, O; writes x'
 
 and the backward pass, for the gradients g of x' and G_s of V_s from later layers,

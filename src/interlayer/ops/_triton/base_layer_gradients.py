@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from .light_layer_gradients import output_gradient
+from .light_layer_parts import append
 
 # Numbers that differ from layer to layer would otherwise be compiled anew for 1 and for multiples of 16.
 VARYING = ["number", "first_layer", "layers", "given"]
@@ -41,7 +42,7 @@ def load_weights(
     weights = ()
     for layer in tl.static_range(LAYERS):
         known = (folds * FOLD < channels) & (folds * 0 + layer < number)
-        weights = weights + (tl.load(start + layer, mask=known, other=0.0).to(ACC),)
+        weights = append(weights, tl.load(start + layer, mask=known, other=0.0).to(ACC))
     return weights
 
 
@@ -170,7 +171,7 @@ def values_kernel(
     )
     products = ()
     for _ in tl.static_range(LAYERS):
-        products = products + (tl.zeros([PIXELS, FOLDS], ACC),)
+        products = append(products, tl.zeros([PIXELS, FOLDS], ACC))
     for pixel in range(first, last, PIXELS):
         lines = pixel + tl.arange(0, PIXELS)
         here = (lines < last)[:, None, None] & inside[None, :, :]
@@ -182,7 +183,7 @@ def values_kernel(
         for layer in tl.static_range(LAYERS):
             there = here & (lines * 0 + layer < number)[:, None, None]
             value = tl.load(values[layer] + places, mask=there, other=0.0).to(ACC)
-            added = added + (products[layer] + tl.sum(grad * value, 2),)
+            added = append(added, products[layer] + tl.sum(grad * value, 2))
             known = there & (lines * 0 + ((given >> layer) & 1) > 0)[:, None, None]
             result = tl.load(grads[layer] + places, mask=known, other=0.0).to(ACC)
             result += weights[layer][None, :, None] * grad

@@ -47,7 +47,7 @@ from .light_layer_gradients import (
     scores_kernel,
     weights_kernel,
 )
-from .light_layer_parts import block_output, load_gate, program_and_channels, project, relu, three_weights
+from .light_layer_parts import append, block_output, load_gate, program_and_channels, project, relu, three_weights
 from .runtime import INTERPRETED, TYPES, device_unsupported_reason, is_traced, pieces, power_of_2, run_kernel
 
 if TYPE_CHECKING:
@@ -285,7 +285,8 @@ def _attention_kernel(
         for layer in tl.static_range(EARLIER):
             known = inside & (columns * 0 + layer < number_earlier)
             own = first_earlier + layer
-            weights = weights + (load_gate(gate_ptr, sample, columns, known, channels, heads, layers, own, ACC),)
+            weight = load_gate(gate_ptr, sample, columns, known, channels, heads, layers, own, ACC)
+            weights = append(weights, weight)
         factor = 1.0
         if MASKED:
             factor = tl.load(mask_ptr + sample).to(ACC)

@@ -24,6 +24,12 @@ def block_output(z, s_ptr, places, mask, scale, shift, SHORTCUT: tl.constexpr, R
 
 
 @triton.jit
+def append(items, item):
+    """Returns a tuple with one more item."""
+    return items + (item,)  # noqa: RUF005  # Triton does not support (*items, item)
+
+
+@triton.jit
 def relu(x):
     """Returns ReLU(x)."""
     return tl.where(x <= 0, 0.0, x)  # NaN stays NaN
