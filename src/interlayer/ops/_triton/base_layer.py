@@ -24,7 +24,7 @@ The only map that is saved beside z and s is V_t, which later layers read as wel
 The function of layer t returns the earlier keys and values that it was given, too. Layer t + 1 reads those, so that the
 gradients G_s pass through the backward passes of all layers, and each of them adds its part in place. A kernel gets the
 values of several layers as a tuple of pointers, padded to a power of two. More than `GROUP` layers take several
-launches.
+launches. The kernel of the attention reads the values of the `NEAR` latest layers; attended adds up those before them.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from ..light_layer import BlockEnd
 
 GROUP = 32  # layers whose values a kernel reads in one launch, a power of two
+NEAR = 8  # earlier layers whose values the kernel of the attention reads, a power of two
+REGISTERS = 168  # of a thread: three programs of four warps fit a multiprocessor
 LEAST_LAYERS = 4  # of a tuple: fewer sizes are fewer kernels to compile
 FOLD = 4  # neighboring channels of a head that a thread holds
 
@@ -196,21 +198,20 @@ class _BaseLayer(torch.autograd.Function):
         output = torch.empty_like(x) if training else value
         result = torch.empty_like(x) if not training else value
         moments = _partial(x, shape, 3, grouped=True) if training else pooled
-        groups = list(_groups(earlier))
-        first, last = groups.pop() if groups else (0, 0)
-        sum_of_others = torch.empty_like(x) if groups else None
-        for group in groups:
-            _attended(None, values, group, weights, None, None, sum_of_others, None, heads, shape, relu)
-        bucket = _bucket(last) if last else 0
+        first = max(0, earlier - NEAR)
+        far = torch.empty_like(x) if first else None
+        for group in _groups(first):
+            _attended(None, values, group, weights, None, None, far, None, heads, shape, relu)
+        bucket = _bucket(earlier - first) if earlier else 0
         run_kernel(
             _attention_kernel, shape.programs,
-            stored, _or(sum_of_others, x), value_weight, pooled, weights, _or(mask, pooled),
+            stored, _or(far, x), value_weight, pooled, weights, _or(mask, pooled),
             _or(table, pooled), output, moments, result,
             shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
-            value_ptr=value, earlier=_padded(values[first:last], bucket) if last else None,
-            number_earlier=last - first, first_earlier=first, layers=layers,
-            GATED=True, PREVIOUS=sum_of_others is not None, DECAY=False, MASKED=mask is not None, MOMENTS=training,
-            EARLIER=bucket, VALUE=True, ACTIVATION=relu, **shape.constants,
+            value_ptr=value, earlier=_padded(values[first:], bucket) if earlier else None,
+            number_earlier=earlier - first, first_earlier=first, layers=layers,
+            GATED=True, PREVIOUS=far is not None, DECAY=False, MASKED=mask is not None, MOMENTS=training,
+            EARLIER=bucket, VALUE=True, ACTIVATION=relu, maxnreg=REGISTERS, **shape.constants,
         )  # fmt: skip
         if training:
             table = batch_norm.batch_table(moments, norm, rows)
@@ -288,7 +289,7 @@ class _BaseLayer(torch.autograd.Function):
             _or(end_table, table), norm_sums, grad_x, grad_x, sums, parameter_products,
             shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
             float(rows),
-            DIRECT=True, GATED=False, PREVIOUS=False, **switches, **shape.constants,
+            DIRECT=True, GATED=False, PREVIOUS=False, maxnreg=REGISTERS, **switches, **shape.constants,
         )  # fmt: skip
         has_end = flags["END"]
         kinds = 12 if has_end else 10
