@@ -184,7 +184,7 @@ class Stage:
             t["norm_weight_0"], t["norm_bias_0"], torch.zeros_like(t["norm_bias_0"]), torch.ones_like(t["norm_bias_0"])
         )
         x, keys, values = t["x_0"], (), ()
-        self.memories = []
+        self.outputs, self.memories = [], []
         for layer in range(3):
             with backend("triton"):
                 x, _, keys, values = ops.base_layer(
@@ -193,6 +193,7 @@ class Stage:
             if hook is not None and layer == 1:
                 for tensor in (keys[0], values[0], values[1]):
                     tensor.register_hook(hook)
+            self.outputs.append(x)
             self.memories.append((keys, values))
         self.output = x
         self.used = [t[n] for n in ("x_0", "query_weight_0", "value_weight_0", "norm_weight_0")]
@@ -250,13 +251,13 @@ def test_gradients_that_are_asked_for_are_not_changed():
         assert torch.equal(grad, wanted)
 
 
-def test_gradients_given_by_the_caller_are_not_changed(allocated):
+def test_gradients_given_by_the_caller_are_not_changed():
     """A gradient that one backward pass returned can be given to another one."""
     stage = Stage()
     _, values = stage.memories[1]
     *_, grad_value = stage.gradients(values[0], retain_graph=True)
     before = grad_value.clone()
-    torch.autograd.backward([values[0]], [grad_value])
+    torch.autograd.backward([stage.outputs[1], values[0]], [torch.rand_like(stage.output), grad_value])
     assert torch.equal(grad_value, before)
 
 
