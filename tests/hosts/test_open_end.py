@@ -13,11 +13,11 @@ from interlayer import backend, ops
 from interlayer.hosts.finding import components
 
 
-def network(block=BasicBlock, *, reading="published", **options):
-    """A ResNet of five small blocks with MRLA-light, in float64 and channels_last."""
+def network(block=BasicBlock, mechanism="mrla_light", *, reading="published", **options):
+    """A ResNet of five small blocks with layer attention, in float64 and channels_last."""
     torch.manual_seed(0)
     model = ResNet(block, (2, 1, 1, 1), channels=(8, 8, 8, 8), stem_width=8, num_classes=3, **options)
-    interlayer.attach(model, "mrla_light", reading=reading, channels_per_head=4, drop_path=0.0, image_size=32)
+    interlayer.attach(model, mechanism, reading=reading, channels_per_head=4, drop_path=0.0, image_size=32)
     return model.double().to(memory_format=torch.channels_last)
 
 
@@ -53,11 +53,17 @@ def opened(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("block", "reading"), [(BasicBlock, "published"), pytest.param(Bottleneck, "paper", marks=pytest.mark.slow)]
+    ("block", "mechanism", "reading"),
+    [
+        (BasicBlock, "mrla_light", "published"),
+        pytest.param(Bottleneck, "mrla_light", "paper", marks=pytest.mark.slow),
+        (BasicBlock, "mrla_base", "published"),
+        pytest.param(Bottleneck, "mrla_base", "paper", marks=pytest.mark.slow),
+    ],
 )
-def test_networks_compute_the_same_with_kernels(block, reading, opened):
+def test_networks_compute_the_same_with_kernels(block, mechanism, reading, opened):
     """Logits, every gradient and all running statistics equal those of the unchanged blocks."""
-    model = network(block, reading=reading)
+    model = network(block, mechanism, reading=reading)
     expected = results(model, "reference")
     assert not opened, "without a kernel blocks run unchanged"
     found = results(model, "triton")

@@ -193,6 +193,25 @@ class MRLABase(LayerAttention):
             self._start_as_identity()
         expect_choice("init", init, ("paper", "identity"))
 
+    def is_one_operation(self) -> bool:
+        convolutions = self.value is not None and self.projection == "conv1d"
+        return self.weighting == "softmax" and convolutions and norm_unsupported_reason(self.norm) is None
+
+    def ends_block(self, x: Tensor) -> bool:
+        return self.is_one_operation() and ops.supports_open_end(x)
+
+    def run_layer(
+        self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, end: ops.BlockEnd | None
+    ) -> tuple[Tensor, Any]:
+        keys, values = memory if memory is not None else ((), ())
+        assert self.value is not None
+        x, weights, keys, values = ops.base_layer(
+            x, self.query.weight, self.key.weight, self.value.weight, keys, values, norm_arguments(self.norm), mask,
+            heads=self.heads, relu=self.relu, end=end,
+        )  # fmt: skip
+        self.scores(weights)
+        return x, (keys, values)
+
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         query, key = self.project(x.mean((2, 3)))
         keys, values = memory if memory is not None else ((), ())

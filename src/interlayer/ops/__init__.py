@@ -1,6 +1,7 @@
 """Functions on tensors. Each one has a reference implementation in plain PyTorch that defines its result."""
 
 from .attention import attention
+from .base_layer import base_layer
 from .broadcast_context import broadcast_context
 from .dispatch import backend, backends, choose_from_environment
 from .feed_forward import feed_forward
@@ -23,6 +24,7 @@ __all__ = [
     "attention",
     "backend",
     "backends",
+    "base_layer",
     "broadcast_context",
     "channel_projections",
     "depthwise_value",

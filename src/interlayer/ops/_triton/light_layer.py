@@ -46,7 +46,16 @@ from .light_layer_gradients import (
     scores_kernel,
     weights_kernel,
 )
-from .light_layer_parts import block_output, gates_of_channels, program_and_channels, projections, three_weights
+from .light_layer_parts import (
+    append,
+    block_output,
+    gates_of_channels,
+    load_gate,
+    program_and_channels,
+    projections,
+    relu,
+    three_weights,
+)
 from .runtime import (
     INTERPRETED,
     TYPES,
@@ -237,13 +246,13 @@ def _gate_kernel(
         tl.store(total_ptr + sample * channels + places, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number_earlier", "first_earlier", "layers"])
 def _attention_kernel(
     x_ptr,  # [batch, height, width, channels]
     previous_ptr,  # [batch, height, width, channels]
     weight_ptr,  # [channels, 9]
     decay_ptr,  # [channels]
-    gate_ptr,  # [batch, heads]
+    gate_ptr,  # [batch, heads, layers]: the last one is the gate of this layer
     mask_ptr,  # [batch]
     table_ptr,  # [4, channels]: of the norm of O, if it uses its running statistics
     output_ptr,  # [batch, height, width, channels]: O
@@ -262,6 +271,12 @@ def _attention_kernel(
     rows,
     size,
     score_scale,
+    # Only in a layer with MRLA-base, in which the gates are the attention weights (see `base_layer.py`)
+    value_ptr,  # [batch, height, width, channels]: V
+    earlier,  # values of earlier layers, each [batch, height, width, channels]
+    number_earlier,
+    first_earlier,  # the layer of the first one
+    layers,
     GATED: tl.constexpr,
     DEPTH: tl.constexpr,  # channels of a head, if the gates are computed here, else 0
     PREVIOUS: tl.constexpr,
@@ -271,6 +286,9 @@ def _attention_kernel(
     STAGES: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    EARLIER: tl.constexpr,  # the size of the tuple, at least their number
+    VALUE: tl.constexpr,  # store V; O is only stored for its norm
+    ACTIVATION: tl.constexpr,  # a ReLU follows the norm of O
     ACC: tl.constexpr,
 ):
     program, columns = program_and_channels(channels, CHANNELS)
@@ -303,8 +321,12 @@ def _attention_kernel(
             value = tl.load(x_ptr + start + row * stride + column * channels + columns, mask=known, other=0.0)
             pivot += value.to(ACC) * tl.load(weight_ptr + columns * 9 + offset, mask=inside, other=0.0).to(ACC)
         if GATED:
-            own_head = earliest * heads + columns // (channels // heads)
-            pivot *= tl.load(gate_ptr + own_head, mask=inside, other=0.0).to(ACC)
+            pivot *= load_gate(gate_ptr, earliest, columns, inside, channels, heads, layers, layers - 1, ACC)
+        for layer in tl.static_range(EARLIER):
+            known = inside & (columns * 0 + layer < number_earlier)
+            value = tl.load(earlier[layer] + start + first * stride + columns, mask=known, other=0.0).to(ACC)
+            own = first_earlier + layer
+            pivot += value * load_gate(gate_ptr, earliest, columns, known, channels, heads, layers, own, ACC)
         if PREVIOUS:
             pivot += decay * tl.load(previous_ptr + start + first * stride + columns, mask=inside, other=0.0).to(ACC)
     total = tl.zeros([COLUMNS, CHANNELS], ACC)
@@ -325,7 +347,13 @@ def _attention_kernel(
             one = inside & (columns % DEPTH == 0)  # all segments store the same
             tl.store(gate_ptr + sample * heads + columns // DEPTH, gate, mask=one)
         elif GATED:
-            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+            gate = load_gate(gate_ptr, sample, columns, inside, channels, heads, layers, layers - 1, ACC)
+        weights = ()
+        for layer in tl.static_range(EARLIER):
+            known = inside & (columns * 0 + layer < number_earlier)
+            own = first_earlier + layer
+            weight = load_gate(gate_ptr, sample, columns, known, channels, heads, layers, own, ACC)
+            weights = append(weights, weight)
         factor = 1.0
         if MASKED:
             factor = tl.load(mask_ptr + sample).to(ACC)
@@ -350,13 +378,23 @@ def _attention_kernel(
                 output = gate[None, :] * above
                 if PREVIOUS:
                     output += decay[None, :] * tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
-                tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
+                if VALUE:
+                    tl.store(value_ptr + start + places, above.to(value_ptr.dtype.element_ty), mask=ready)
+                for layer in tl.static_range(EARLIER):
+                    there = ready & (w * 0 + layer < number_earlier)[:, None]
+                    earlier_value = tl.load(earlier[layer] + start + places, mask=there, other=0.0).to(ACC)
+                    output += weights[layer][None, :] * earlier_value
+                if MOMENTS or not VALUE:
+                    tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
                 if MOMENTS:
                     difference = tl.where(ready, output - pivot[None, :], 0.0)
                     total += difference
                     squares += difference * difference
                 else:
-                    result = centre + factor * (output * scale[None, :] + shift[None, :])
+                    output = output * scale[None, :] + shift[None, :]
+                    if ACTIVATION:
+                        output = relu(output)
+                    result = centre + factor * output
                     tl.store(sum_here + places, result.to(sum_ptr.dtype.element_ty), mask=ready)
                 above = here + w10[None, :] * x0 + w11[None, :] * x1 + w12[None, :] * x2
                 here = w00[None, :] * x0 + w01[None, :] * x1 + w02[None, :] * x2
@@ -380,6 +418,7 @@ def _sum_kernel(
     pixels,
     channels,
     MASKED: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # a ReLU follows the norm of O
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -392,6 +431,8 @@ def _sum_kernel(
     scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
     shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
     output = tl.load(output_ptr + places, mask=mask, other=0.0).to(ACC) * scale[None, :] + shift[None, :]
+    if ACTIVATION:
+        output = relu(output)
     if MASKED:
         output *= tl.load(mask_ptr + lines // pixels, mask=lines < total_pixels, other=0.0).to(ACC)[:, None]
     output += tl.load(x_ptr + places, mask=mask, other=0.0).to(ACC)
@@ -501,6 +542,73 @@ def _kept_sums(x: Tensor, *sizes: int) -> Tensor:
     return torch.empty((_most_sums(batch, channels, width), *sizes, channels), device=x.device, dtype=accumulator(x))
 
 
+class End(NamedTuple):
+    """What `run_end` returns.
+
+    Args:
+        x: The output of the block.
+        pooled: Sums of x by sample, segment and channel.
+        active: Of the pixels where x > 0, their number and the sum of z - mean, or None if they are not needed.
+        table: The table of the norm of O, or None if it is in training.
+        end_table: The table of the norm of z, or None without an end.
+    """
+
+    x: Tensor
+    pooled: Tensor
+    active: Tensor | None
+    table: Tensor | None
+    end_table: Tensor | None
+
+
+def run_end(
+    x: Tensor,
+    shortcut: Tensor | None,
+    norm: BatchNormArguments,
+    end: BatchNormArguments | None,
+    relu: bool,
+    shape: _Shape,
+    *,
+    pooled: bool,
+    differentiated: bool,
+) -> End:
+    """Computes the end of a block, sums of its output, and the tables of the norms.
+
+    Args:
+        x: The output of the block, or z if there is an end.
+        shortcut: s, or None.
+        norm: The norm of O.
+        end: The norm of z, or None if x is the output of the block.
+        relu: Whether the block ends with a ReLU.
+        shape: The sizes of the map.
+        pooled: Whether the sums are needed.
+        differentiated: Whether there may be a backward pass.
+    """
+    stored = x if end is None else torch.empty_like(x)
+    running: tuple[Tensor, ...] = ()  # the tensors of both norms, if this kernel computes their tables
+    tables: Tensor | None
+    if end is not None and not norm.training and not end.training:
+        running = *end.tensors, *norm.tensors
+        tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
+        end_table, table = tables
+    else:
+        table, end_table = _running_tables(norm, end, shape.acc)
+        tables = end_table
+    if end is not None and end.training:
+        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, shape.batch * shape.pixels)
+    sums = _kept_sums(x)
+    active = _kept_sums(x, 2) if end is not None and differentiated else None
+    if pooled or end is not None:
+        run_kernel(
+            _end_kernel, shape.pixel_programs,
+            x, _or(shortcut, x), _or(tables, sums), stored, sums, _or(active, sums), *(running or (sums,) * 8),
+            shape.pixels, shape.segment_pixels, shape.tiles.segments, shape.channels,
+            norm.eps if end is None else end.eps, norm.eps,
+            END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu,
+            ACTIVE=active is not None, **shape.end_constants,
+        )  # fmt: skip
+    return End(stored, sums, active, table, end_table)
+
+
 def _forward(
     x: Tensor,
     query_weight: Tensor | None,
@@ -541,29 +649,9 @@ def _forward(
     previous = shortcut if is_shortcut else previous
     shape = _Shape.of(x)
     rows, tiles = shape.batch * shape.pixels, shape.tiles
-    stored = x if end is None else torch.empty_like(x)
-    running: tuple[Tensor, ...] = ()  # the tensors of both norms, if the first kernel computes their tables
-    tables: Tensor | None
-    if end is not None and not training and not end_training:
-        running = *end.tensors, *norm.tensors
-        tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
-        end_table, table = tables
-    else:
-        table, end_table = _running_tables(norm, end, shape.acc)
-        tables = end_table
-    if end is not None and end_training:
-        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
-    pooled = _kept_sums(x)
-    active = _kept_sums(x, 2) if end is not None and differentiated else None
-    if query_weight is not None or end is not None:
-        run_kernel(
-            _end_kernel, shape.pixel_programs,
-            x, _or(shortcut, x), _or(tables, pooled), stored, pooled, _or(active, pooled),
-            *(running or (pooled,) * 8),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, end_eps, eps,
-            END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu,
-            ACTIVE=active is not None, **shape.end_constants,
-        )  # fmt: skip
+    stored, pooled, active, table, end_table = run_end(
+        x, shortcut, norm, end, relu, shape, pooled=query_weight is not None, differentiated=differentiated
+    )
     gate, depth = None, 0
     if query_weight is not None and key_weight is not None:
         gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
@@ -579,8 +667,9 @@ def _forward(
         _or(table, pooled), output, moments, result, pooled, _or(query_weight, pooled), _or(key_weight, pooled),
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
+        output, None, 0, 0, 1,
         GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
-        MASKED=mask is not None, MOMENTS=training, **shape.constants,
+        MASKED=mask is not None, MOMENTS=training, EARLIER=0, VALUE=False, ACTIVATION=False, **shape.constants,
     )  # fmt: skip
     if training:
         table = batch_norm.batch_table(moments, norm, rows)
@@ -588,7 +677,7 @@ def _forward(
         run_kernel(
             _sum_kernel, shape.all_pixels,
             stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
-            MASKED=mask is not None, **shape.pixel_constants,
+            MASKED=mask is not None, ACTIVATION=False, **shape.pixel_constants,
         )  # fmt: skip
     return (
         result, output, gate, pooled if differentiated else None, active,
@@ -656,7 +745,7 @@ def _backward(
         grad_x, _or(grad_previous, grad_x), grad_gates, products,
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         float(rows),
-        PREVIOUS=previous is not None, **switches, **shape.constants,
+        PREVIOUS=previous is not None, DIRECT=False, **switches, **shape.constants,
     )  # fmt: skip
     grad_pooled, grad_query, grad_key = pooled, None, None
     if gate is not None:

@@ -1,4 +1,4 @@
-"""Device functions that the forward and the backward kernels of a layer with MRLA-light share."""
+"""Device functions that the forward and the backward kernels of a layer with MRLA share."""
 
 import triton
 import triton.language as tl
@@ -49,6 +49,19 @@ def affine(table_ptr, columns, inside, channels, GIVEN: tl.constexpr, CHANNELS: 
 def append(items, item):
     """Returns a tuple with one more item."""
     return items + (item,)  # noqa: RUF005  # Triton does not support (*items, item)
+
+
+@triton.jit
+def relu(x):
+    """Returns ReLU(x)."""
+    return tl.where(x <= 0, 0.0, x)  # NaN stays NaN
+
+
+@triton.jit
+def load_gate(gate_ptr, sample, columns, inside, channels, heads, layers, layer, ACC: tl.constexpr):
+    """Returns the gate of a sample and layer at each channel, of [batch, heads, layers]."""
+    head = sample * heads + columns // (channels // heads)
+    return tl.load(gate_ptr + head * layers + layer, mask=inside, other=0.0).to(ACC)
 
 
 @triton.jit
