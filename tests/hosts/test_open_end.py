@@ -128,3 +128,22 @@ def test_two_mechanisms_leave_the_block_whole(opened):
         assert not ops.supports_open_end(images.contiguous())
         torch.testing.assert_close(model(images), expected)
     assert not opened
+
+
+def test_projected_shortcuts_are_not_saved(monkeypatch):
+    """They would take memory that the plain network does not need, which saves only the input of their norm."""
+    shortcuts, saved = [], []
+    normalize = ops.normalize_shortcut
+
+    def record(x, norm):
+        shortcut, table = normalize(x, norm)
+        shortcuts.append(shortcut)
+        return shortcut, table
+
+    monkeypatch.setattr(ops, "normalize_shortcut", record)
+    model = network()
+    with backend("triton"), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        model(IMAGES.contiguous(memory_format=torch.channels_last))
+    assert len(shortcuts) == 4
+    places = {tensor.data_ptr() for tensor in saved}
+    assert not any(shortcut.data_ptr() in places for shortcut in shortcuts)

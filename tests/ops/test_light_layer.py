@@ -17,6 +17,8 @@ SHAPES = [
 KINDS = [
     {"end": True},
     {"end": True, "published": True},
+    {"end": True, "projected": True},
+    {"end": True, "published": True, "projected": True, "mask": True},
     {"end": False},
     {"end": True, "relu": False, "skip": False, "memory": False},
     {"end": True, "gated": False, "memory": False, "mask": True},
@@ -28,7 +30,7 @@ KINDS = [
 
 def make(
     shape=(2, 36, 5, 3), heads=4, size=3, *, end=True, published=False, relu=True, skip=True, memory=True, decay=True,
-    gated=True, mask=False, training=True,
+    gated=True, mask=False, training=True, projected=False,
 ):  # fmt: skip
     """Create a sample in float64. The means of the maps exceed their standard deviations, to detect cancellation."""
     channels = shape[1]
@@ -53,7 +55,10 @@ def make(
         "end_running_var": 4 + 0.1 * draw(channels, seed=14).abs(),
     }
     factor = torch.tensor([0.0, 1.25, 1.25, 0.0, 1.25][: shape[0]], device=DEVICE) if mask else None
-    options = {"heads": heads, "relu": relu, "mask": factor, "training": training, "published": published}
+    options = {
+        "heads": heads, "relu": relu, "mask": factor, "training": training, "published": published,
+        "projected": projected,
+    }  # fmt: skip
     return Sample(tensors, options, buffers)
 
 
@@ -66,7 +71,12 @@ def call(sample):
         end_norm = ops.BatchNormArguments(
             t["end_weight"], t["end_bias"], b["end_running_mean"], b["end_running_var"], training
         )
-        end = ops.BlockEnd(end_norm, t["shortcut"], o["relu"])
+        source = None
+        if o["projected"]:  # the shortcut is 2 z' - 3
+            scale = torch.tensor([[1.5], [2.0], [2.0], [-3.0]], device=t["x"].device).expand(4, t["x"].shape[1])
+            table = scale.to(torch.promote_types(t["x"].dtype, torch.float32)).contiguous()
+            source = (t["shortcut"].detach() + 3) / 2, table
+        end = ops.BlockEnd(end_norm, t["shortcut"], o["relu"], source)
     previous = t["shortcut"] if o["published"] else t["previous"]
     mask = o["mask"]
     output, memory, gate = ops.light_layer(

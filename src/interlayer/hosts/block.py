@@ -80,8 +80,8 @@ class AttachedBlock(Extended):
         memories, grid = {}, None
         if isinstance(x, Carried):
             x, memories, grid = x.x, dict(x.memories), x.grid
-        held = [(entry, entry.mechanism_in(self)) for entry in self.interlayer_entries]
-        held = [(entry, mechanism) for entry, mechanism in held if not mechanism.switched_off]
+        all_held = ((entry, entry.mechanism_in(self)) for entry in self.interlayer_entries)
+        held = [(entry, mechanism) for entry, mechanism in all_held if not mechanism.switched_off]
         current = {entry.key: entry.memory_from(memories) for entry, _ in held}
         for entry, mechanism in held:
             x, current[entry.key] = mechanism.enter(x, current[entry.key], entry.place)
@@ -90,9 +90,7 @@ class AttachedBlock(Extended):
         layout = self.interlayer_layout
         if layout is not None and any(mechanism.reads_map for _, mechanism in held):
             grid = layout.grid_of(values.output, grid, args, kwargs)
-            values = BlockValues(
-                x, values.output, values.shortcut, values.projected, layout, grid, values.branch_factor, values.open_end
-            )
+            values = values._replace(input=x, layout=layout, grid=grid)
 
         output = values.output
         for entry, mechanism in held:

@@ -192,6 +192,11 @@ class LayerAttention(BlockMechanism):
     def value_weight(self) -> Tensor | None:
         return None if self.value is None else self.value.weight
 
+    def report_scores(self, scores: Tensor) -> None:
+        """Passes the attention weights, [B, heads] or [B, heads, t], to the forward hooks of `scores`."""
+        if self.scores._forward_hooks or self.scores._forward_pre_hooks:  # a call takes longer than a small kernel
+            self.scores(scores[..., None] if scores.dim() == 2 else scores)
+
     def describe(self) -> dict[str, str]:
         """Returns the properties that the tensors do not determine, although they change the computed function."""
         return {

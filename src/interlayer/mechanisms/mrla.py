@@ -119,7 +119,7 @@ class MRLALight(LayerAttention):
             heads=self.heads, end=end,
         )  # fmt: skip
         if gate is not None:
-            self.scores(gate[..., None])
+            self.report_scores(gate)
         return x, (output if self.memory and not self.reads_shortcut else None)
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:

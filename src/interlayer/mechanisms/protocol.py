@@ -22,7 +22,7 @@ further method here and a function there that runs such a block and calls it; th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -55,8 +55,7 @@ class Place:
         return self.index == self.length - 1
 
 
-@dataclass(frozen=True)
-class BlockValues:
+class BlockValues(NamedTuple):
     """The values of the body of a block.
 
     Args:

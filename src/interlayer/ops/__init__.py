@@ -7,7 +7,7 @@ from .feed_forward import feed_forward
 from .halo_attention import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
 from .layer_norm import layer_norm
-from .light_layer import BlockEnd, channel_projections, light_layer, masked_sum, supports_open_end
+from .light_layer import BlockEnd, channel_projections, light_layer, masked_sum, normalize_shortcut, supports_open_end
 from .mixed_attention import mixed_attention
 from .pointwise import pointwise
 from .residual_end import BatchNormArguments, residual_end
@@ -33,6 +33,7 @@ __all__ = [
     "linear_recurrence",
     "masked_sum",
     "mixed_attention",
+    "normalize_shortcut",
     "pointwise",
     "residual_end",
     "shrink",

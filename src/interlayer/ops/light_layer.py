@@ -32,11 +32,14 @@ class BlockEnd(NamedTuple):
         norm: The last norm of the block.
         shortcut: s, [B, C, H, W], or None for a block without a shortcut.
         relu: Whether the block ends with a ReLU.
+        source: The input of the norm of a projected shortcut and the table of that norm, see `batch_norm`. If they are
+            given, the shortcut is computed again in the backward pass instead of being saved.
     """
 
     norm: BatchNormArguments
     shortcut: Tensor | None
     relu: bool = True
+    source: tuple[Tensor, Tensor] | None = None
 
 
 def _reference(
@@ -117,8 +120,13 @@ def masked_sum(x: Tensor, output: Tensor, mask: Tensor | None) -> Tensor:
 light_layer = Operation("light_layer", _reference, triton_implementation("light_layer"))
 
 if light_layer.implementations:
+    from ._triton.batch_norm import batch_norm as normalize_shortcut
     from ._triton.light_layer import supports_open_end
 else:
+
+    def normalize_shortcut(x: Tensor, norm: BatchNormArguments) -> tuple[Tensor, Tensor]:
+        """Returns BN(x) and the table of the norm, by a kernel."""
+        raise NotImplementedError
 
     def supports_open_end(x: Tensor) -> bool:
         """Returns whether a kernel can compute the end of a block with the input x together with its attention."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from timm.layers import Conv2dSame
 from timm.models._efficientnet_blocks import (
     ConvBnAct,
@@ -229,8 +230,23 @@ def opens(block: Any) -> bool:
 def run_open(block: Any, x: Tensor) -> BlockValues:
     """Run a block up to its last convolution, and leave its end to a mechanism, which gets it as `open_end`."""
     raw, _, _ = _run_resnet_branch(block, x, None)
-    shortcut = x if block.downsample is None else block.downsample(x)
-    return BlockValues(x, raw, shortcut, open_end=ops.BlockEnd(norm_arguments(last_norm(block)), shortcut))
+    shortcut, source = (x, None) if block.downsample is None else _run_downsample(block.downsample, x)
+    end = ops.BlockEnd(norm_arguments(last_norm(block)), shortcut, source=source)
+    return BlockValues(x, raw, shortcut, open_end=end)
+
+
+def _run_downsample(downsample: Any, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Returns the projected shortcut, and what it can be computed from again, if a kernel computes its norm."""
+    norm: Any = downsample[-1] if type(downsample) is nn.Sequential and len(downsample) else None
+    hooked = downsample._forward_hooks or downsample._forward_pre_hooks or downsample._backward_hooks
+    if hooked or norm_unsupported_reason(norm) is not None or not norm.training or not torch.is_grad_enabled():
+        return downsample(x), None
+    for module in downsample[:-1]:
+        x = module(x)
+    if torch.compiler.is_compiling() or not ops.supports_open_end(x) or x.numel() < 2 * x.shape[1]:
+        return norm(x), None
+    shortcut, table = ops.normalize_shortcut(x, norm_arguments(norm))
+    return shortcut, (x.detach(), table)
 
 
 def _run_resnet_branch(block: Any, x: Tensor, addition: Tensor | None) -> tuple[Tensor, list[Tensor], nn.Module]:

@@ -38,16 +38,15 @@ from ..choice import AUTO, current
 from ..dispatch import TRACED
 from ..residual_end import BatchNormArguments
 from . import batch_norm
-from .batch_norm import accumulator, store_moments
+from .batch_norm import accumulator, running_statistics, scale_and_shift, store_moments, store_table
 from .light_layer_gradients import (
     finish_kernel,
     gradient_kernel,
     pooled_kernel,
-    reduce_kernel,
     scores_kernel,
     weights_kernel,
 )
-from .light_layer_parts import block_output, program_and_channels, project, three_weights
+from .light_layer_parts import block_output, gates_of_channels, program_and_channels, project, three_weights
 from .runtime import (
     INTERPRETED,
     TYPES,
@@ -74,11 +73,10 @@ PIXELS = 16  # that a program holds at once if it has no rows
 END_PIXELS = 32
 END_STAGES = 3
 FINISH_STAGES = 1
-REDUCE_STAGES = 4
-REDUCE_PIXELS = 32
-REDUCE_PROGRAMS = 8 if INTERPRETED else 1056
+FINISH_PIXELS = 256  # of a program
 PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
+SMALL_BATCH = 16
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
 
 
@@ -131,11 +129,22 @@ def _end_kernel(
     x_ptr,  # [batch, height, width, channels]
     sums_ptr,  # [batch, segments, channels]: sums of x
     active_ptr,  # [batch, segments, 2, channels]: number of pixels where x > 0, and the sum of z - mean there
+    gamma_ptr,  # [channels], and three more tensors of the norm of z
+    beta_ptr,
+    running_mean_ptr,
+    running_var_ptr,
+    output_gamma_ptr,  # [channels], and three more tensors of the norm of O
+    output_beta_ptr,
+    output_running_mean_ptr,
+    output_running_var_ptr,
     pixels,
     pixels_per_segment,
     segments,
     channels,
+    eps,
+    output_eps,
     END: tl.constexpr,
+    RUNNING: tl.constexpr,  # both norms use their running statistics: store the tables of z and of O in table_ptr
     SHORTCUT: tl.constexpr,
     RELU: tl.constexpr,
     ACTIVE: tl.constexpr,
@@ -155,7 +164,17 @@ def _end_kernel(
     mean = tl.zeros([CHANNELS], ACC)
     scale = mean
     shift = mean
-    if END:
+    if RUNNING:
+        mean, variance = running_statistics(running_mean_ptr, running_var_ptr, columns, inside, ACC)
+        scale, shift = scale_and_shift(gamma_ptr, beta_ptr, columns, inside, mean, variance, eps, ACC)
+        if program == 0:
+            store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
+            other, variance = running_statistics(output_running_mean_ptr, output_running_var_ptr, columns, inside, ACC)
+            store_table(
+                table_ptr + 4 * channels, output_gamma_ptr, output_beta_ptr, columns, inside, channels, other,
+                variance, output_eps, ACC,
+            )  # fmt: skip
+    elif END:
         mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
         scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
         shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
@@ -169,7 +188,7 @@ def _end_kernel(
         x = tl.load(z_ptr + places, mask=mask, other=0.0).to(ACC)
         if END:
             z = x - mean[None, :]
-            x, alive = block_output(x, s_ptr, places, mask, scale, shift, SHORTCUT, RELU, ACC)
+            x, alive, _ = block_output(x, s_ptr, places, mask, scale, shift, scale, shift, SHORTCUT, False, RELU, ACC)
             tl.store(x_ptr + places, x.to(x_ptr.dtype.element_ty), mask=mask)
             if ACTIVE:
                 number += tl.where(alive, 1.0, 0.0)
@@ -223,6 +242,9 @@ def _attention_kernel(
     output_ptr,  # [batch, height, width, channels]: O
     moments_ptr,  # [groups * segments, 3, channels]: those of O
     sum_ptr,  # [batch, height, width, channels]: x'
+    pooled_ptr,  # [batch, segments, channels]: sums of x
+    query_ptr,  # [size]
+    key_ptr,  # [size]
     height,
     width,
     channels,
@@ -231,7 +253,10 @@ def _attention_kernel(
     samples,
     segments,
     rows,
+    size,
+    score_scale,
     GATED: tl.constexpr,
+    DEPTH: tl.constexpr,  # channels of a head, if the gates are computed here, else 0
     PREVIOUS: tl.constexpr,
     DECAY: tl.constexpr,
     MASKED: tl.constexpr,
@@ -285,7 +310,14 @@ def _attention_kernel(
         output_here = output_ptr + start
         sum_here = sum_ptr + start
         gate = tl.full([CHANNELS], 1.0, ACC)
-        if GATED:
+        if DEPTH > 0:
+            gate = gates_of_channels(
+                pooled_ptr, query_ptr, key_ptr, sample, columns, inside, channels, segments, size, height * width,
+                score_scale, DEPTH, CHANNELS, ACC,
+            )  # fmt: skip
+            one = inside & (columns % DEPTH == 0)  # all segments store the same
+            tl.store(gate_ptr + sample * heads + columns // DEPTH, gate, mask=one)
+        elif GATED:
             gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
         factor = 1.0
         if MASKED:
@@ -416,28 +448,21 @@ class _Shape:
         return {**self.pixel_constants, "PIXELS": END_PIXELS, "STAGES": END_STAGES}
 
     @cached_property
-    def reduce_constants(self) -> dict[str, Any]:
-        return {**self.pixel_constants, "PIXELS": REDUCE_PIXELS, "STAGES": REDUCE_STAGES}
-
-    @cached_property
     def pixel_programs(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of a segment."""
         return (self.batch * self.tiles.segments * pieces(self.channels, self.pixel_constants["CHANNELS"]),)
+
+    @cached_property
+    def finish_programs(self) -> tuple[int]:
+        """The grid of a kernel whose programs take some channels of a few pixels of a sample."""
+        chunks = pieces(self.channels, self.pixel_constants["CHANNELS"])
+        return (self.batch * pieces(self.pixels, FINISH_PIXELS) * chunks,)
 
     @cached_property
     def all_pixels(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of some pixels of the batch."""
         constants = self.pixel_constants
         return (pieces(self.batch * self.pixels, constants["PIXELS"]) * pieces(self.channels, constants["CHANNELS"]),)
-
-    @cached_property
-    def splits(self) -> tuple[int, int]:
-        """The number of parts of all pixels of the batch for a sum over them, and the pixels of a part."""
-        rows, chunks = self.batch * self.pixels, pieces(self.channels, self.reduce_constants["CHANNELS"])
-        blocks = pieces(rows, REDUCE_PIXELS)
-        least = pieces(rows * self.channels, 2**30)  # so that offsets of 32 bits suffice within a part
-        size = REDUCE_PIXELS * pieces(blocks, max(least, min(blocks, REDUCE_PROGRAMS // chunks)))
-        return pieces(rows, size), size
 
 
 @lru_cache(maxsize=1024)
@@ -481,6 +506,8 @@ def _forward(
     decay: Tensor | None,
     mask: Tensor | None,
     shortcut: Tensor | None,
+    source: Tensor | None,  # the input of the norm of the shortcut
+    source_table: Tensor | None,  # the table of that norm
     norm_weight: Tensor,
     norm_bias: Tensor,
     running_mean: Tensor | None,
@@ -511,32 +538,45 @@ def _forward(
     shape = _Shape.of(x)
     rows, tiles = shape.batch * shape.pixels, shape.tiles
     stored = x if end is None else torch.empty_like(x)
-    table, end_table = _running_tables(norm, end, shape.acc)
-    if end is not None and end_table is None:
-        end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
+    running: tuple[Tensor, ...] = ()  # the tensors of both norms, if the first kernel computes their tables
+    tables: Tensor | None
+    if end is not None and not training and not end_training:
+        running = *end.tensors, *norm.tensors
+        tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
+        end_table, table = tables
+    else:
+        table, end_table = _running_tables(norm, end, shape.acc)
+        tables = end_table
+    if end is not None and end_training:
+        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
     pooled = _kept_sums(x, shape.most_sums)
     active = _kept_sums(x, shape.most_sums, 2) if end is not None and differentiated else None
     if query_weight is not None or end is not None:
         run_kernel(
             _end_kernel, shape.pixel_programs,
-            x, _or(shortcut, x), _or(end_table, pooled), stored, pooled, _or(active, pooled),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels,
-            END=end is not None, SHORTCUT=shortcut is not None, RELU=relu, ACTIVE=active is not None,
-            **shape.end_constants,
+            x, _or(shortcut, x), _or(tables, pooled), stored, pooled, _or(active, pooled),
+            *(running or (pooled,) * 8),
+            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, end_eps, eps,
+            END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu,
+            ACTIVE=active is not None, **shape.end_constants,
         )  # fmt: skip
-    gate = None
+    gate, depth = None, 0
     if query_weight is not None and key_weight is not None:
-        gate = _gates(pooled, query_weight, key_weight, heads, shape)
+        gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
+        depth = 0 if training else _depth_inside_tile(shape, heads)
+        if not depth:
+            _compute_gates(pooled, query_weight, key_weight, gate, shape)
     output = torch.empty_like(x)
     result = torch.empty_like(x) if not training else output
     moments = _partial(x, shape, 3, grouped=True) if training else pooled
     run_kernel(
         _attention_kernel, shape.programs,
         stored, _or(previous, x), value_weight, _or(decay, pooled), _or(gate, pooled), _or(mask, pooled),
-        _or(table, pooled), output, moments, result,
+        _or(table, pooled), output, moments, result, pooled, _or(query_weight, pooled), _or(key_weight, pooled),
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
-        GATED=gate is not None, PREVIOUS=previous is not None, DECAY=decay is not None, MASKED=mask is not None,
-        MOMENTS=training, **shape.constants,
+        1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
+        GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
+        MASKED=mask is not None, MOMENTS=training, **shape.constants,
     )  # fmt: skip
     if training:
         table = batch_norm.batch_table(moments, norm, rows)
@@ -554,8 +594,8 @@ def _forward(
 
 def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | None, ...]:
     """Returns tensors like those of `_forward`, without values."""
-    end_weight, end_running_mean = args[10], args[12]
-    heads, training, end_training, differentiated = args[14], args[17], args[20], args[23]
+    end_weight, end_running_mean = args[12], args[14]
+    heads, training, end_training, differentiated = args[16], args[19], args[22], args[25]
     batch, channels, _, width = x.shape
     acc, sums = accumulator(x), _most_sums(batch, channels, width)
 
@@ -569,7 +609,7 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
         None if query_weight is None else x.new_empty((batch, heads), dtype=acc),
         _kept_sums(x, sums) if differentiated else None,
         _kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
-        table(training, args[8]),
+        table(training, args[10]),
         table(end_training, end_running_mean) if end_weight is not None else None,
     )
 
@@ -579,30 +619,24 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of the tensors among the arguments of `_forward`."""
     (
-        x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, norm_weight, _, _, _, end_weight,
-        _, _, _, heads, relu, is_shortcut, training, _, _, end_training, _, _,
+        x, query_weight, key_weight, value_weight, previous, decay, mask, shortcut, source, source_table,
+        norm_weight, _, _, _, end_weight, _, _, _, heads, relu, is_shortcut, training, _, _, end_training, _, _,
     ) = arguments  # fmt: skip
     _, output, gate, pooled, active, table, end_table = results
     grad, grad_next, grad_gate = grads
     assert output is not None
     assert pooled is not None
     assert table is not None
+    projected = source is not None  # `shortcut` is then the source as well
     previous = shortcut if is_shortcut else previous
     has_end = end_weight is not None
-    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "RELU": relu}
+    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": projected, "RELU": relu}
     shape = _Shape.of(x)
     tiles, rows = shape.tiles, shape.batch * shape.pixels
     grad = torch.zeros_like(x) if grad is None else _as(grad, x)
     grad_next = None if grad_next is None else _as(grad_next, x)
 
-    splits, split_pixels = shape.splits
-    sums = torch.empty((splits, 2, shape.channels), device=x.device, dtype=shape.acc)
-    run_kernel(
-        reduce_kernel, (splits * pieces(shape.channels, shape.reduce_constants["CHANNELS"]),),
-        grad, output, table, _or(mask, sums), sums, rows, shape.pixels, split_pixels, shape.channels,
-        MASKED=mask is not None, **shape.reduce_constants,
-    )  # fmt: skip
-    norm_sums = batch_norm.sums_of_splits(sums)
+    norm_sums = batch_norm.gradient_sums(grad, output, table, mask)
     grad_x = torch.empty_like(x)
     separate = previous is not None and not is_shortcut
     grad_previous = torch.empty_like(x) if separate else None
@@ -614,8 +648,8 @@ def _backward(
     }  # fmt: skip
     run_kernel(
         gradient_kernel, shape.programs,
-        grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, sums),
-        _or(decay, sums), _or(mask, sums), table, _or(end_table, table), norm_sums,
+        grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, table),
+        _or(decay, table), _or(mask, table), table, _or(end_table, table), _or(source_table, table), norm_sums,
         grad_x, _or(grad_previous, grad_x), grad_gates, products,
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         float(rows),
@@ -640,21 +674,22 @@ def _backward(
         partial = grad_x
         grad_x = torch.empty_like(x)
         run_kernel(
-            finish_kernel, shape.pixel_programs,
-            partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, sums), _or(mask, sums),
-            table, norm_sums, _or(end_table, table), sums_of_weights, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, float(rows),
+            finish_kernel, shape.finish_programs,
+            partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, table), _or(mask, table),
+            table, norm_sums, _or(end_table, table), _or(source_table, table), sums_of_weights, grad_pooled,
+            grad_x, _or(grad_shortcut, grad_x),
+            shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
             END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
-    grad_value = sums_of_weights[:9].t().reshape(value_weight.shape).to(value_weight.dtype)
+    grad_value = sums_of_weights[:9].view(value_weight.shape).to(value_weight.dtype)
     grad_decay = None if decay is None else sums_of_weights[9].to(decay.dtype)
     norm_grads = norm_sums[1].to(norm_weight.dtype), norm_sums[0].to(norm_weight.dtype), None, None
     end_grads: tuple[Tensor | None, ...] = (None,) * 4
     if has_end:
         end_grads = sums_of_weights[11].to(end_weight.dtype), sums_of_weights[10].to(end_weight.dtype), None, None
     return (
-        grad_x, grad_query, grad_key, grad_value, grad_previous, grad_decay, None, grad_shortcut, *norm_grads,
-        *end_grads,
+        grad_x, grad_query, grad_key, grad_value, grad_previous, grad_decay, None, grad_shortcut, None, None,
+        *norm_grads, *end_grads,
     )  # fmt: skip
 
 
@@ -666,21 +701,30 @@ _layer = DifferentiableOperator(
     outputs=3,
     results=7,
     keep=lambda args, results: (None, *results[1:]),  # all but x'
-    constant=("mask", *STATISTICS),
-    unread=dict.fromkeys(STATISTICS),
+    constant=("mask", "source", "source_table", *STATISTICS),
+    unread={"shortcut": "source", **dict.fromkeys(STATISTICS)},
 )
 
 
-def _gates(pooled: Tensor, query_weight: Tensor, key_weight: Tensor, heads: int, shape: _Shape) -> Tensor:
-    """Returns the gates, [B, heads], given the sums of x, [B * segments, C]."""
-    gate = torch.empty((shape.batch, heads), device=pooled.device, dtype=shape.acc)
+def _depth_inside_tile(shape: _Shape, heads: int) -> int:
+    """Returns the channels of a head if the kernel that reads the gates computes them, else 0.
+
+    That saves a launch, which a small batch takes longer for than for the gates, but every program computes them anew.
+    """
+    depth = shape.channels // heads
+    fits = depth == power_of_2(depth) and depth <= shape.tiles.channels
+    return depth if fits and shape.tiles.samples == 1 and shape.batch <= SMALL_BATCH else 0
+
+
+def _compute_gates(pooled: Tensor, query_weight: Tensor, key_weight: Tensor, gate: Tensor, shape: _Shape) -> None:
+    """Computes the gates, [B, heads], given the sums of x, [B * segments, C]."""
+    heads = gate.shape[1]
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         _gate_kernel, (shape.batch, blocks),
         pooled, query_weight, key_weight, gate, shape.channels, shape.tiles.segments, query_weight.shape[-1],
         shape.pixels, heads, (shape.channels // heads) ** -0.5, **constants,
     )  # fmt: skip
-    return gate
 
 
 def _gate_gradients(
@@ -767,16 +811,19 @@ def unsupported_reason(
     tensors += [] if end is None else end.norm.tensors
     if is_traced_otherwise(x, previous, shortcut, *tensors):  # checked before any size is read, which would add a guard
         return TRACED
-    maps = [x, *(m for m in (previous, shortcut) if m is not None)]
-    if any(m.shape != x.shape or m.dtype != x.dtype for m in maps):
-        return "the maps must have one shape and dtype"
-    if any(not is_channels_last(m) for m in maps):
+    shape, dtype, size = x.shape, x.dtype, x.numel()
+    for other in (previous, shortcut):
+        if other is not None and (other.shape != shape or other.dtype != dtype):
+            return "the maps must have one shape and dtype"
+        if other is not None and not is_channels_last(other):
+            return "the maps must be channels_last"
+    if not is_channels_last(x):
         return "the maps must be channels_last"
-    if x.dtype not in TYPES:
-        return f"the maps must be of floating point, got {x.dtype}"
-    if not x.numel():
+    if dtype not in TYPES:
+        return f"the maps must be of floating point, got {dtype}"
+    if not size:
         return "the map is empty"
-    if x.numel() // len(x) >= 2**31:
+    if size // shape[0] >= 2**31:
         return "the map of one sample must have less than 2^31 elements"
     if value_weight.shape[1:] != (1, 3, 3):
         return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
@@ -784,10 +831,10 @@ def unsupported_reason(
         return "there must be both q and k, or neither"
     if query_weight is not None and not query_weight.shape[-1] % 2:
         return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
-    if x.shape[1] % heads:
-        return f"the channels must be divisible by the number of heads, got {x.shape[1]} and {heads}"
-    norms = [norm] if end is None else [norm, end.norm]
-    if any(n.training for n in norms) and x.numel() // x.shape[1] < 2:
+    if shape[1] % heads:
+        return f"the channels must be divisible by the number of heads, got {shape[1]} and {heads}"
+    training = norm.training or (end is not None and end.norm.training)
+    if training and size // shape[1] < 2:
         return "a channel with a single value has no variance"
     if not all(t is None or t.is_contiguous() for t in tensors):
         return "the parameters, statistics and masks must be contiguous"
@@ -809,7 +856,11 @@ def light_layer(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     shortcut, relu, end_norm = (None, False, NO_NORM) if end is None else (end.shortcut, end.relu, end.norm)
     is_shortcut = previous is not None and previous is shortcut
-    maps = (x, query_weight, key_weight, value_weight, None if is_shortcut else previous, decay, mask, shortcut)
+    source, source_table = (None, None) if end is None or end.source is None else end.source
+    maps = (
+        x, query_weight, key_weight, value_weight, None if is_shortcut else previous, decay, mask, shortcut,
+        source, source_table,
+    )  # fmt: skip
     numbers = (heads, relu, is_shortcut, *norm[4:], *end_norm[4:])
     if not torch.compiler.is_compiling():
         return _layer(*maps, *norm.tensors, *end_norm.tensors, *numbers)

@@ -14,50 +14,7 @@ the products of x and dO the gradient of the 3x3 weight. Only dy, which depends 
 import triton
 import triton.language as tl
 
-from .light_layer_parts import block_output, program_and_channels, project, three_weights
-
-
-@triton.jit
-def reduce_kernel(
-    grad_ptr,  # [batch * pixels, channels]: g
-    output_ptr,  # [batch * pixels, channels]: O
-    table_ptr,  # [4, channels]
-    mask_ptr,  # [batch]
-    sums_ptr,  # [splits, 2, channels]: sums of m g and of m g O^
-    total_pixels,
-    pixels,
-    pixels_per_split,
-    channels,
-    MASKED: tl.constexpr,
-    STAGES: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    program, columns = program_and_channels(channels, CHANNELS)
-    inside = columns < channels
-    split = program.to(tl.int64)
-    first = split * pixels_per_split
-    number = tl.minimum(total_pixels - first, pixels_per_split).to(tl.int32)
-    grad_ptr += first * channels
-    output_ptr += first * channels
-    mean = tl.load(table_ptr + columns, mask=inside, other=0.0)
-    inverse_std = tl.load(table_ptr + channels + columns, mask=inside, other=0.0)
-    total = tl.zeros([PIXELS, CHANNELS], ACC)
-    correlated = tl.zeros([PIXELS, CHANNELS], ACC)
-    for pixel in tl.range(0, number, PIXELS, num_stages=STAGES):
-        lines = pixel + tl.arange(0, PIXELS)
-        mask = (lines < number)[:, None] & inside[None, :]
-        places = lines[:, None] * channels + columns[None, :]
-        grad = tl.load(grad_ptr + places, mask=mask, other=0.0).to(ACC)
-        output = tl.load(output_ptr + places, mask=mask, other=0.0).to(ACC)
-        if MASKED:
-            grad *= tl.load(mask_ptr + (first + lines) // pixels, mask=lines < number, other=0.0).to(ACC)[:, None]
-        total += grad
-        correlated += grad * (output - mean[None, :])
-    start = sums_ptr + split * 2 * channels + columns
-    tl.store(start, tl.sum(total, 0), mask=inside)
-    tl.store(start + channels, tl.sum(correlated, 0) * inverse_std, mask=inside)
+from .light_layer_parts import affine, block_output, program_and_channels, project, three_weights
 
 
 @triton.jit
@@ -101,7 +58,7 @@ def gradient_kernel(
     output_ptr,  # [batch, height, width, channels]: O
     next_ptr,  # [batch, height, width, channels]: gradient of O from the next layer
     x_ptr,  # [batch, height, width, channels]: x, or z if there is an end
-    s_ptr,  # [batch, height, width, channels]
+    s_ptr,  # [batch, height, width, channels]: the shortcut, or the input of its norm
     previous_ptr,  # [batch, height, width, channels]: O'
     weight_ptr,  # [channels, 9]
     gate_ptr,  # [batch, heads]
@@ -109,6 +66,7 @@ def gradient_kernel(
     mask_ptr,  # [batch]
     table_ptr,  # [4, channels]: of the norm of O
     end_table_ptr,  # [4, channels]: of the norm of z
+    s_table_ptr,  # [4, channels]: of the norm of the shortcut
     norm_sums_ptr,  # [2, channels]: sums of m g and of m g O^
     grad_x_ptr,  # [batch, height, width, channels]: gradient of x without that of its average, 0 where x = 0
     grad_previous_ptr,  # [batch, height, width, channels]: gradient of O'
@@ -130,6 +88,7 @@ def gradient_kernel(
     DECAY: tl.constexpr,
     END: tl.constexpr,
     SHORTCUT: tl.constexpr,
+    PROJECTED: tl.constexpr,  # the shortcut is computed from the input of its norm
     RELU: tl.constexpr,
     MASKED: tl.constexpr,
     TRAINING: tl.constexpr,
@@ -159,6 +118,7 @@ def gradient_kernel(
         mean = tl.load(end_table_ptr + columns, mask=inside, other=0.0)
         scale = tl.load(end_table_ptr + 2 * channels + columns, mask=inside, other=0.0)
         shift = tl.load(end_table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+    s_scale, s_shift = affine(s_table_ptr, columns, inside, channels, PROJECTED, CHANNELS, ACC)
     p00 = tl.zeros([COLUMNS, CHANNELS], ACC)
     p01 = tl.zeros([COLUMNS, CHANNELS], ACC)
     p02 = tl.zeros([COLUMNS, CHANNELS], ACC)
@@ -244,18 +204,21 @@ def gradient_kernel(
                 x = tl.load(x_here + places, mask=ready, other=0.0).to(ACC)
                 if END:
                     z = x - mean[None, :]
-                    x, alive = block_output(x, s_here, places, ready, scale, shift, SHORTCUT, RELU, ACC)
+                    x, alive, shortcut = block_output(
+                        x, s_here, places, ready, scale, shift, s_scale, s_shift, SHORTCUT, PROJECTED, RELU, ACC
+                    )
                     through = tl.where(alive, through, 0.0)
                     total += through
                     correlated += through * z
                 if GATED:
                     through_value += x * convolved
                 tl.store(grad_x_here + places, through.to(grad_x_ptr.dtype.element_ty), mask=ready)
-                if PREVIOUS:
+                if IS_SHORTCUT:
+                    decayed += b1 * shortcut
+                elif PREVIOUS:
                     decayed += b1 * tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
-                    if not IS_SHORTCUT:
-                        memory = decay[None, :] * b1
-                        tl.store(grad_previous_here + places, memory.to(grad_x_ptr.dtype.element_ty), mask=ready)
+                    memory = decay[None, :] * b1
+                    tl.store(grad_previous_here + places, memory.to(grad_x_ptr.dtype.element_ty), mask=ready)
                 x *= gate[None, :]
                 p00 += x * c2
                 p01 += x * c1
@@ -373,7 +336,7 @@ def weights_kernel(
     active_ptr,  # [batch, segments, 2, channels]
     grad_pooled_ptr,  # [batch, channels]
     end_table_ptr,  # [4, channels]
-    grads_ptr,  # [12, channels]: gradients of the 3x3 weight, lambda, and beta and gamma of the end
+    grads_ptr,  # gradients of the 3x3 weight, [channels, 9], then of lambda, and of beta and gamma of the end
     channels,
     splits,  # groups * segments
     active_splits,  # batch * segments
@@ -404,7 +367,10 @@ def weights_kernel(
     result = tl.sum(total, 0)
     if kind == 11:
         result *= tl.load(end_table_ptr + channels + columns, mask=inside, other=0.0)
-    tl.store(grads_ptr + kind * channels + columns, result, mask=inside)
+    if kind < 9:
+        tl.store(grads_ptr + columns * 9 + kind, result, mask=inside)
+    else:
+        tl.store(grads_ptr + kind * channels + columns, result, mask=inside)
 
 
 @triton.jit
@@ -420,7 +386,8 @@ def finish_kernel(
     table_ptr,  # [4, channels]
     norm_sums_ptr,  # [2, channels]
     end_table_ptr,  # [4, channels]
-    grads_ptr,  # [12, channels]
+    s_table_ptr,  # [4, channels]: of the norm of the shortcut
+    grads_ptr,  # see `weights_kernel`
     grad_pooled_ptr,  # [batch, channels]
     grad_x_ptr,  # [batch, pixels, channels]: gradient of x, or of z if there is an end
     grad_shortcut_ptr,  # [batch, pixels, channels]
@@ -435,6 +402,7 @@ def finish_kernel(
     DECAY: tl.constexpr,
     END: tl.constexpr,
     SHORTCUT: tl.constexpr,
+    PROJECTED: tl.constexpr,  # the shortcut is computed from the input of its norm
     RELU: tl.constexpr,
     MASKED: tl.constexpr,
     TRAINING: tl.constexpr,
@@ -481,6 +449,7 @@ def finish_kernel(
             correlated = tl.load(grads_ptr + 11 * channels + columns, mask=inside, other=0.0) / count
             end_slope = -correlated * inverse_std * scale
             end_constant = -average * scale - end_slope * mean
+    s_scale, s_shift = affine(s_table_ptr, columns, inside, channels, PROJECTED, CHANNELS, ACC)
     for pixel in tl.range(first, last, PIXELS, num_stages=STAGES):
         lines = pixel + tl.arange(0, PIXELS)
         here = (lines < last)[:, None] & inside[None, :]
@@ -489,7 +458,9 @@ def finish_kernel(
         if END:
             z = tl.load(z_ptr + places, mask=here, other=0.0).to(ACC)
             if GATED:
-                _, alive = block_output(z, s_ptr, places, here, scale, shift, SHORTCUT, RELU, ACC)
+                _, alive, _ = block_output(
+                    z, s_ptr, places, here, scale, shift, s_scale, s_shift, SHORTCUT, PROJECTED, RELU, ACC
+                )
                 grad_x += tl.where(alive, pooled[None, :], 0.0)
             if SHORTCUT:
                 shortcut = grad_x

@@ -12,15 +12,37 @@ def program_and_channels(channels, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def block_output(z, s_ptr, places, mask, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr):
-    """Returns x = ReLU(scale z + shift + s), 0 outside of the mask, and where its gradient is not zero."""
+def block_output(
+    z, s_ptr, places, mask, scale, shift, s_scale, s_shift,
+    SHORTCUT: tl.constexpr, PROJECTED: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Returns x = ReLU(scale z + shift + s), 0 outside of the mask, where its gradient is not zero, and s.
+
+    If the shortcut is projected, s = s_scale z' + s_shift is computed from the output z' of its convolution.
+    """
     x = z * scale[None, :] + shift[None, :]
+    s = x
     if SHORTCUT:
-        x += tl.load(s_ptr + places, mask=mask, other=0.0).to(ACC)
+        s = tl.load(s_ptr + places, mask=mask, other=0.0).to(ACC)
+        if PROJECTED:
+            s = s * s_scale[None, :] + s_shift[None, :]
+            s = tl.where(mask, s, 0.0).to(s_ptr.dtype.element_ty).to(ACC)  # x > 0 where it was in the forward pass
+        x += s
     alive = mask
     if RELU:
         alive = mask & ((x > 0) | (x != x))  # NaN stays NaN
-    return tl.where(alive, x, 0.0), alive
+    return tl.where(alive, x, 0.0), alive, s
+
+
+@triton.jit
+def affine(table_ptr, columns, inside, channels, GIVEN: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
+    """Returns scale and shift of a norm, given its table."""
+    scale = tl.zeros([CHANNELS], ACC)
+    shift = tl.zeros([CHANNELS], ACC)
+    if GIVEN:
+        scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+        shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+    return scale, shift
 
 
 @triton.jit
@@ -56,3 +78,17 @@ def project(
             value = tl.load(pooled_ptr + start + segment * channels + neighbours, mask=mask, other=0.0).to(ACC)
             projected += value * tl.load(weight_ptr + offset).to(ACC)
     return projected / divisor
+
+
+@triton.jit
+def gates_of_channels(
+    pooled_ptr, query_ptr, key_ptr, sample, columns, inside, channels, segments, size, divisor, score_scale,
+    DEPTH: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Returns the gate of each channel of one sample, for heads of DEPTH channels that lie inside of the tile."""
+    start = sample.to(tl.int64) * segments * channels
+    query = project(pooled_ptr, query_ptr, start, columns, inside, channels, segments, size, divisor, ACC)
+    key = project(pooled_ptr, key_ptr, start, columns, inside, channels, segments, size, divisor, ACC)
+    products = tl.reshape(tl.where(inside, query * key, 0.0), [CHANNELS // DEPTH, DEPTH])
+    gate = 1.0 / (1.0 + tl.exp(-tl.sum(products, 1) * score_scale))
+    return tl.reshape(tl.broadcast_to(gate[:, None], [CHANNELS // DEPTH, DEPTH]), [CHANNELS])

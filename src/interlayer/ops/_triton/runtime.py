@@ -160,8 +160,9 @@ class DifferentiableOperator:
         keep: A function of the arguments of `forward` except for the last one, and of its results. It returns the
             results for the backward pass, with None for those that it does not need. Default: all are kept.
         constant: The names of tensors for which `backward` returns no gradient.
-        unread: The names of tensors whose values `backward` does not need, so that they are not saved. It gets None,
-            or, for a tensor with a gradient, another one of the same shape, dtype and strides, whose name is given.
+        unread: The names of tensors whose values `backward` does not need, so that they are not saved. It gets None
+            or, for a tensor with a gradient, another one of the same shape, dtype and strides, whose name is given. If
+            that one is missing, the tensor is saved.
     """
 
     def __init__(
@@ -188,7 +189,10 @@ class DifferentiableOperator:
         def save(ctx: Any, args: tuple[Any, ...], found: Tensors) -> None:
             read = list(args[:count])
             for i, other in replaced:
-                read[i] = None if args[i] is None or other is None else args[other]
+                if other is None:
+                    read[i] = None
+                elif args[i] is not None and args[other] is not None:
+                    read[i] = args[other]
             ctx.save_for_backward(*read, *keep(args, found))
             ctx.numbers = args[count:]
             ctx.set_materialize_grads(False)
@@ -319,7 +323,7 @@ def is_traced(*args: Any) -> bool:
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
-        or not all(type(x) in PLAIN for x in args)
+        or not PLAIN.issuperset(map(type, args))
         or args[0].is_meta
         or torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of grad(is_grads_batched=True)
     )
