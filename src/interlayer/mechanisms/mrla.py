@@ -45,8 +45,9 @@ from torch import Tensor, nn
 from .. import ops
 from .batch_norm import norm_arguments, norm_unsupported_reason
 from .layer_attention import LayerAttention, Readings, layer_norm_of_map
+from .layer_norm import layer_norm_arguments, layer_norm_unsupported_reason
 from .options import Init, expect_choice
-from .protocol import MemoryScope
+from .protocol import MemoryScope, TokenGrid
 
 Previous = Literal["attention", "shortcut"]
 
@@ -111,16 +112,42 @@ class MRLALight(LayerAttention):
     def run_layer(
         self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, end: ops.BlockEnd | None
     ) -> tuple[Tensor, Any]:
-        query, key = (self.query.weight, self.key.weight) if self.attention else (None, None)
-        previous = (shortcut if self.reads_shortcut else memory) if self.memory else None
-        assert self.value is not None
+        query, key, previous = self._operands(memory, shortcut)
         x, output, gate = ops.light_layer(
-            x, query, key, self.value.weight, previous, self.decay, norm_arguments(self.norm), mask,
+            x, query, key, self.value_weight, previous, self.decay, norm_arguments(self.norm), mask,
             heads=self.heads, end=end,
         )  # fmt: skip
+        return x, self._pass_on(output, gate)
+
+    def takes_tokens(self) -> bool:
+        norms = [self.norm_in] if self.norm_previous is None else [self.norm_in, self.norm_previous]
+        return (
+            self.value is not None
+            and self.projection == "conv1d"
+            and all(layer_norm_unsupported_reason(norm) is None for norm in norms)
+        )
+
+    def run_tokens(
+        self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, grid: TokenGrid
+    ) -> tuple[Tensor, Any]:
+        query, key, previous = self._operands(memory, shortcut)
+        norm_previous = None if self.norm_previous is None else layer_norm_arguments(self.norm_previous)
+        x, output, gate = ops.light_tokens(
+            x, query, key, self.value_weight, previous, self.decay, layer_norm_arguments(self.norm_in), norm_previous,
+            mask, heads=self.heads, grid=grid[:2], prefix=grid.prefix, add_prefix=self.add_prefix,
+        )  # fmt: skip
+        return x, self._pass_on(output, gate)
+
+    def _operands(self, memory: Any, shortcut: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Returns the weights for q and k, and O_{t-1}."""
+        query, key = (self.query.weight, self.key.weight) if self.attention else (None, None)
+        return query, key, (shortcut if self.reads_shortcut else memory) if self.memory else None
+
+    def _pass_on(self, output: Tensor, gate: Tensor | None) -> Tensor | None:
+        """Returns the memory for the next layer."""
         if gate is not None:
             self.report_scores(gate)
-        return x, (output if self.memory and not self.reads_shortcut else None)
+        return output if self.memory and not self.reads_shortcut else None
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         gelu = self.style == "transformer"

@@ -9,6 +9,7 @@ from .halo_attention import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
 from .layer_norm import layer_norm
 from .light_layer import BlockEnd, channel_projections, light_layer, masked_sum, normalize_shortcut, supports_open_end
+from .light_tokens import LayerNormArguments, light_tokens
 from .mixed_attention import mixed_attention
 from .pointwise import pointwise
 from .residual_end import BatchNormArguments, residual_end
@@ -19,6 +20,7 @@ choose_from_environment()
 __all__ = [
     "BatchNormArguments",
     "BlockEnd",
+    "LayerNormArguments",
     "attention",
     "backend",
     "backends",
@@ -32,6 +34,7 @@ __all__ = [
     "layer_norm",
     "light_attention",
     "light_layer",
+    "light_tokens",
     "linear_recurrence",
     "masked_sum",
     "mixed_attention",

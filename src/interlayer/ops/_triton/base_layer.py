@@ -57,7 +57,7 @@ from .light_layer import (
 )
 from .light_layer import unsupported_reason as light_unsupported_reason
 from .light_layer_gradients import finish_kernel, gradient_kernel, weights_kernel
-from .light_layer_parts import project
+from .light_layer_parts import projections
 from .own_gradients import may_overwrite, new_gradient, references_of_own
 from .runtime import TYPES, is_traced, pieces, power_of_2, run_kernel
 
@@ -103,8 +103,9 @@ def _scores_kernel(
     places = head[:, None] * depth + within[None, :]
     inside = (head < heads)[:, None] & (within < depth)[None, :]
     start = sample * segments * channels
-    query = project(pooled_ptr, query_weight_ptr, start, places, inside, channels, segments, size, pixels, ACC)
-    key = project(pooled_ptr, key_weight_ptr, start, places, inside, channels, segments, size, pixels, ACC)
+    query, key = projections(
+        pooled_ptr, query_weight_ptr, key_weight_ptr, start, places, inside, channels, segments, size, pixels, ACC
+    )
     places += sample * channels
     tl.store(query_ptr + places, query, mask=inside)
     tl.store(key_ptr + places, key, mask=inside)

@@ -52,7 +52,7 @@ from .light_layer_parts import (
     gates_of_channels,
     load_gate,
     program_and_channels,
-    project,
+    projections,
     relu,
     three_weights,
 )
@@ -216,12 +216,14 @@ def _gate_kernel(
     query_ptr,  # [size]
     key_ptr,  # [size]
     gate_ptr,  # [batch, heads]
+    total_ptr,  # [batch, channels]: sums of x over the segments
     channels,
     segments,
     size,
     pixels,
     heads,
     score_scale,
+    TOTAL: tl.constexpr,
     HEADS: tl.constexpr,
     DEPTH: tl.constexpr,  # channels of a head
     ACC: tl.constexpr,
@@ -233,10 +235,16 @@ def _gate_kernel(
     places = head[:, None] * depth + within[None, :]
     inside = (head < heads)[:, None] & (within < depth)[None, :]
     start = sample * segments * channels
-    query = project(pooled_ptr, query_ptr, start, places, inside, channels, segments, size, pixels, ACC)
-    key = project(pooled_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC)
+    query, key = projections(
+        pooled_ptr, query_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC
+    )
     score = tl.sum(tl.where(inside, query * key, 0.0), 1) * score_scale
     tl.store(gate_ptr + sample * heads + head, 1.0 / (1.0 + tl.exp(-score)), mask=head < heads)
+    if TOTAL:
+        total = tl.zeros([HEADS, DEPTH], ACC)
+        for segment in range(segments):
+            total += tl.load(pooled_ptr + start + segment * channels + places, mask=inside, other=0.0)
+        tl.store(total_ptr + sample * channels + places, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["number_earlier", "first_earlier", "layers"])
@@ -653,7 +661,7 @@ def _forward(
         gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
         depth = 0 if training else _depth_inside_tile(shape, heads)
         if not depth:
-            _compute_gates(pooled, query_weight, key_weight, gate, shape)
+            _compute_gates(pooled, query_weight, key_weight, gate, shape, tiles.segments)
     output = torch.empty_like(x)
     result = torch.empty_like(x) if not training else output
     moments = _partial(x, shape, 3, grouped=True) if training else pooled
@@ -746,9 +754,12 @@ def _backward(
     )  # fmt: skip
     grad_pooled, grad_query, grad_key = pooled, None, None
     if gate is not None:
-        grad_pooled, grad_query, grad_key = _gate_gradients(
-            grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape
+        grad_pooled, grad_weights = _gate_gradients(
+            grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape, tiles.segments
         )
+        grad_query, grad_key = grad_weights.sum(0)
+        grad_query = grad_query.to(query_weight.dtype).reshape(query_weight.shape)
+        grad_key = grad_key.to(key_weight.dtype).reshape(key_weight.shape)
     kinds = 12 if has_end else 10
     sums_of_weights = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
     block = min(32, max(16, power_of_2(shape.channels)))
@@ -805,14 +816,22 @@ def _depth_inside_tile(shape: _Shape, heads: int) -> int:
     return depth if fits and shape.tiles.samples == 1 and shape.batch <= SMALL_BATCH else 0
 
 
-def _compute_gates(pooled: Tensor, query_weight: Tensor, key_weight: Tensor, gate: Tensor, shape: _Shape) -> None:
-    """Computes the gates, [B, heads], given the sums of x, [B * segments, C]."""
+def _compute_gates(
+    pooled: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    gate: Tensor,
+    shape: _Shape,
+    segments: int,
+    total: Tensor | None = None,
+) -> None:
+    """Computes the gates, [B, heads], given the sums of x, [B * segments, C], and their totals, [B, C], if wanted."""
     heads = gate.shape[1]
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         _gate_kernel, (shape.batch, blocks),
-        pooled, query_weight, key_weight, gate, shape.channels, shape.tiles.segments, query_weight.shape[-1],
-        shape.pixels, heads, (shape.channels // heads) ** -0.5, **constants,
+        pooled, query_weight, key_weight, gate, _or(total, pooled), shape.channels, segments, query_weight.shape[-1],
+        shape.pixels, heads, (shape.channels // heads) ** -0.5, TOTAL=total is not None, **constants,
     )  # fmt: skip
 
 
@@ -825,15 +844,19 @@ def _gate_gradients(
     grad_gate: Tensor | None,
     heads: int,
     shape: _Shape,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of each pixel of x through the average, [B, C], and of the weights of q and k."""
-    segments, size = shape.tiles.segments, query_weight.shape[-1]
+    segments: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of each pixel of x through the average, [B, C], and those of the weights of q and k.
+
+    The latter are partial sums, [splits, 2, k]. The sums of x, `pooled`, are [B * segments, C].
+    """
+    size = query_weight.shape[-1]
     grad_score = torch.empty_like(gate)
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         scores_kernel, (shape.batch, blocks),
-        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score,
-        shape.channels, segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
+        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score, shape.channels,
+        shape.tiles.segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
     )  # fmt: skip
     block = min(256, max(16, power_of_2(shape.channels)))
     chunks = pieces(shape.channels, block)
@@ -844,12 +867,7 @@ def _gate_gradients(
         pooled, query_weight, key_weight, grad_score, grad_pooled, grad_weights,
         shape.channels, segments, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
-    grad_query, grad_key = grad_weights.sum(0)
-    return (
-        grad_pooled,
-        grad_query.to(query_weight.dtype).reshape(query_weight.shape),
-        grad_key.to(key_weight.dtype).reshape(key_weight.shape),
-    )
+    return grad_pooled, grad_weights
 
 
 def _running_tables(

@@ -14,7 +14,7 @@ the products of x and dO the gradient of the 3x3 weight. Only dy, which depends 
 import triton
 import triton.language as tl
 
-from .light_layer_parts import affine, block_output, load_gate, program_and_channels, project, three_weights
+from .light_layer_parts import affine, block_output, load_gate, program_and_channels, projections, three_weights
 
 
 @triton.jit
@@ -308,8 +308,9 @@ def pooled_kernel(
         # channel c entered q at the channel c - offset + size // 2
         there = columns - offset + size // 2
         mask = inside & (there >= 0) & (there < channels)
-        query = project(pooled_ptr, query_ptr, start, there, mask, channels, segments, size, pixels, ACC)
-        key = project(pooled_ptr, key_ptr, start, there, mask, channels, segments, size, pixels, ACC)
+        query, key = projections(
+            pooled_ptr, query_ptr, key_ptr, start, there, mask, channels, segments, size, pixels, ACC
+        )
         grad_score = tl.load(grad_score_ptr + sample * heads + there // depth, mask=mask, other=0.0)
         grad_query = tl.where(mask, grad_score * key, 0.0)
         grad_key = tl.where(mask, grad_score * query, 0.0)
