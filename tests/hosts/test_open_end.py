@@ -7,6 +7,7 @@ import timm
 import torch
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 
 import interlayer
 from interlayer import backend, ops
@@ -68,6 +69,40 @@ def test_networks_compute_the_same_with_kernels(block, mechanism, reading, opene
     assert not opened, "without a kernel blocks run unchanged"
     found = results(model, "triton")
     assert len(opened) == 10, "five blocks, in training and in eval mode"
+    for what, value in found.items():
+        torch.testing.assert_close(value, expected[what], rtol=1e-8, atol=1e-8, msg=lambda m, what=what: f"{what}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("block", "reading", "batches"),
+    [
+        (BasicBlock, "published", (2,)),
+        pytest.param(Bottleneck, "paper", (2,), marks=pytest.mark.slow),
+        pytest.param(BasicBlock, "paper", (2, 3, 5), marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_networks_use_the_kernels(block, reading, batches):
+    """One graph for all batch sizes has an operator for each block, and trains as the kernels do without compiling."""
+    model = network(block, reading=reading)
+    compiled = copy.deepcopy(model)
+    operators = []
+
+    def compile_graph(graph_module, inputs):
+        operators.append([n for n in graph_module.graph.nodes if "interlayer.light_layer" in str(n.target)])
+        return aot_eager(graph_module, inputs)
+
+    function = torch.compile(compiled, backend=compile_graph, fullgraph=True)
+    for batch in batches:
+        images = IMAGES[:1, :, :16, :16].expand(batch, -1, -1, -1) * torch.arange(1, batch + 1)[:, None, None, None]
+        images = images.contiguous(memory_format=torch.channels_last)
+        if len(batches) > 1:
+            torch._dynamo.mark_dynamic(images, 0)
+        with backend("triton"):
+            model(images).square().sum().backward()
+            function(images).square().sum().backward()
+    assert [len(found) for found in operators] == [5]
+    expected = dict(model.named_buffers()) | {n: p.grad for n, p in model.named_parameters()}
+    found = dict(compiled.named_buffers()) | {n: p.grad for n, p in compiled.named_parameters()}
     for what, value in found.items():
         torch.testing.assert_close(value, expected[what], rtol=1e-8, atol=1e-8, msg=lambda m, what=what: f"{what}: {m}")
 

@@ -71,6 +71,7 @@ from .runtime import (
 if TYPE_CHECKING:
     from ..light_layer import BlockEnd
 
+STATISTICS = ("running_mean", "running_var", "end_running_mean", "end_running_var")
 NO_NORM = BatchNormArguments(None, None, None, None, training=False)  # type: ignore[arg-type]
 # Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
 ELEMENTS = 512  # of a tile: pixels of a row times channels
@@ -467,6 +468,10 @@ class _Shape:
         return self.tiles.rows * self.width
 
     @cached_property
+    def most_sums(self) -> int:
+        return _most_sums(self.batch, self.channels, self.width)
+
+    @cached_property
     def programs(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of some rows of some samples."""
         return (self.tiles.groups * self.tiles.segments * self.tiles.chunks,)
@@ -536,10 +541,9 @@ def _most_sums(batch: int, channels: int, width: int) -> int:
     return batch + PROGRAMS // pieces(channels, _channels_of_tile(channels, columns))
 
 
-def _kept_sums(x: Tensor, *sizes: int) -> Tensor:
+def _kept_sums(x: Tensor, rows: int, *sizes: int) -> Tensor:
     """Returns a tensor for sums of segments of samples that is kept for the backward pass."""
-    batch, channels, _, width = x.shape
-    return torch.empty((_most_sums(batch, channels, width), *sizes, channels), device=x.device, dtype=accumulator(x))
+    return torch.empty((rows, *sizes, x.shape[1]), device=x.device, dtype=accumulator(x))
 
 
 class End(NamedTuple):
@@ -595,8 +599,8 @@ def run_end(
         tables = end_table
     if end is not None and end.training:
         tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, shape.batch * shape.pixels)
-    sums = _kept_sums(x)
-    active = _kept_sums(x, 2) if end is not None and differentiated else None
+    sums = _kept_sums(x, shape.most_sums)
+    active = _kept_sums(x, shape.most_sums, 2) if end is not None and differentiated else None
     if pooled or end is not None:
         run_kernel(
             _end_kernel, shape.pixel_programs,
@@ -689,7 +693,8 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
     """Returns tensors like those of `_forward`, without values."""
     end_weight, end_running_mean = args[12], args[14]
     heads, training, end_training, differentiated = args[16], args[19], args[22], args[25]
-    batch, channels, acc = x.shape[0], x.shape[1], accumulator(x)
+    batch, channels, _, width = x.shape
+    acc, sums = accumulator(x), _most_sums(batch, channels, width)
 
     def table(training: bool, running: Tensor | None) -> Tensor | None:
         rows = 5 if training and running is None else 4
@@ -699,8 +704,8 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
         torch.empty_like(x),
         torch.empty_like(x),
         None if query_weight is None else x.new_empty((batch, heads), dtype=acc),
-        _kept_sums(x) if differentiated else None,
-        _kept_sums(x, 2) if differentiated and end_weight is not None else None,
+        _kept_sums(x, sums) if differentiated else None,
+        _kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
         table(training, args[10]),
         table(end_training, end_running_mean) if end_weight is not None else None,
     )
@@ -796,8 +801,8 @@ _layer = DifferentiableOperator(
     outputs=3,
     results=7,
     keep=lambda args, results: (None, *results[1:]),  # all but x'
-    unread={"shortcut": "source"},
-    constant=("mask", "source", "source_table", "running_mean", "running_var", "end_running_mean", "end_running_var"),
+    constant=("mask", "source", "source_table", *STATISTICS),
+    unread={"shortcut": "source", **dict.fromkeys(STATISTICS)},
 )
 
 
