@@ -226,12 +226,12 @@ class _BaseLayer(torch.autograd.Function):
                 MASKED=mask is not None, ACTIVATION=relu, **constants,
             )  # fmt: skip
         if needs_grad:
-            references_of_own()
+            references_of_own(x.device)
         ctx.save_for_backward(
             x, query_weight, key_weight, value_weight, mask, shortcut, weights, query, pooled, active, table, end_table,
             norm.weight, None if end is None else end.weight, *keys, key, *values, value,
         )  # fmt: skip
-        ctx.heads, ctx.flags, ctx.relu = heads, flags, relu
+        ctx.heads, ctx.flags, ctx.relu, ctx.device = heads, flags, relu, x.device
         ctx.training = training, end is not None and end.training
         ctx.set_materialize_grads(False)
         return result, weights, *keys, key, *values, value
@@ -239,7 +239,7 @@ class _BaseLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *received: Tensor | None) -> Any:
-        own = may_overwrite(received)
+        own = may_overwrite(received, ctx.device)
         (
             x, query_weight, key_weight, value_weight, mask, shortcut, weights, query, pooled, active, table, end_table,
             norm_weight, end_weight, *memory,
