@@ -35,6 +35,7 @@ from ..autocast import autocast_type
 from ..dispatch import TRACED
 from ..once import once_differentiable
 from .base_layer import (
+    CHUNK,
     _attended,
     _bits,
     _bucket,
@@ -220,19 +221,19 @@ class _BaseTokens(torch.autograd.Function):
             **sizes.short_row_constants,
         )  # fmt: skip
         if any(ctx.needs_input_grad):
-            references_of_own()
+            references_of_own(x.device)
         ctx.save_for_backward(
             x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics,
             *keys, key, *values, value,
         )  # fmt: skip
-        ctx.numbers = heads, height, width, add_prefix
+        ctx.numbers, ctx.device = (heads, height, width, add_prefix), x.device
         ctx.set_materialize_grads(False)
         return result, weights, *keys, key, *values, value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *received: Tensor | None) -> Any:
-        own = may_overwrite(received)
+        own = may_overwrite(received, ctx.device)
         (
             x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics, *memory,
         ) = ctx.saved_tensors  # fmt: skip
@@ -258,7 +259,7 @@ class _BaseTokens(torch.autograd.Function):
                 shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, heads, 1.0, last - first, first,
                 layers, _bits(given[first:last]), sizes.prefix,
                 NORM=False, MASKED=mask is not None, ACTIVATION=False, TRAINING=False,
-                LAYERS=bucket, **constants,
+                LAYERS=bucket, CHUNK=min(CHUNK, bucket), **constants,
             )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
