@@ -17,8 +17,9 @@ and the backward pass, for the gradients g of x' and dO of O from the next layer
                  norms' weights                                                            writes dx, dO'
     sums         sums over programs
 
-x, O' and the statistics are saved; n, u and GELU(u) are computed again. Everything is computed in float32 (float64 for
-float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
+A thread of attention and values holds a row of pixels of a few channels, so that a token is loaded and normalized once
+for all nine weights. x, O' and the statistics are saved; n, u and GELU(u) are computed again. Everything is computed in
+float32 (float64 for float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
 """
 
 from __future__ import annotations
