@@ -221,7 +221,9 @@ def test_gradients_of_the_memory_are_added_in_place(allocated):
     assert len(allocated) == 6
 
 
-@pytest.mark.parametrize("kept", [lambda grad: grad, lambda grad: grad.detach(), lambda grad: grad[:1]])
+@pytest.mark.parametrize(
+    "kept", [lambda grad: grad, pytest.param(lambda grad: grad.detach(), marks=pytest.mark.slow), lambda grad: grad[:1]]
+)
 def test_a_gradient_that_a_hook_keeps_is_not_changed(kept, allocated):
     """Earlier layers may not add their part to a tensor that somebody else holds, nor to one that shares its memory."""
     expected = Stage().gradients()
