@@ -7,17 +7,18 @@ import timm
 import torch
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 
 import interlayer
 from interlayer import backend, ops
 from interlayer.hosts.finding import components
 
 
-def network(block=BasicBlock, *, reading="published", **options):
-    """A ResNet of five small blocks with MRLA-light, in float64 and channels_last."""
+def network(block=BasicBlock, mechanism="mrla_light", *, reading="published", **options):
+    """A ResNet of five small blocks with layer attention, in float64 and channels_last."""
     torch.manual_seed(0)
     model = ResNet(block, (2, 1, 1, 1), channels=(8, 8, 8, 8), stem_width=8, num_classes=3, **options)
-    interlayer.attach(model, "mrla_light", reading=reading, channels_per_head=4, drop_path=0.0, image_size=32)
+    interlayer.attach(model, mechanism, reading=reading, channels_per_head=4, drop_path=0.0, image_size=32)
     return model.double().to(memory_format=torch.channels_last)
 
 
@@ -53,15 +54,55 @@ def opened(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("block", "reading"), [(BasicBlock, "published"), pytest.param(Bottleneck, "paper", marks=pytest.mark.slow)]
+    ("block", "mechanism", "reading"),
+    [
+        (BasicBlock, "mrla_light", "published"),
+        pytest.param(Bottleneck, "mrla_light", "paper", marks=pytest.mark.slow),
+        (BasicBlock, "mrla_base", "published"),
+        pytest.param(Bottleneck, "mrla_base", "paper", marks=pytest.mark.slow),
+    ],
 )
-def test_networks_compute_the_same_with_kernels(block, reading, opened):
+def test_networks_compute_the_same_with_kernels(block, mechanism, reading, opened):
     """Logits, every gradient and all running statistics equal those of the unchanged blocks."""
-    model = network(block, reading=reading)
+    model = network(block, mechanism, reading=reading)
     expected = results(model, "reference")
     assert not opened, "without a kernel blocks run unchanged"
     found = results(model, "triton")
     assert len(opened) == 10, "five blocks, in training and in eval mode"
+    for what, value in found.items():
+        torch.testing.assert_close(value, expected[what], rtol=1e-8, atol=1e-8, msg=lambda m, what=what: f"{what}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("block", "reading", "batches"),
+    [
+        (BasicBlock, "published", (2,)),
+        pytest.param(Bottleneck, "paper", (2,), marks=pytest.mark.slow),
+        pytest.param(BasicBlock, "paper", (2, 3, 5), marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_networks_use_the_kernels(block, reading, batches):
+    """One graph for all batch sizes has an operator for each block, and trains as the kernels do without compiling."""
+    model = network(block, reading=reading)
+    compiled = copy.deepcopy(model)
+    operators = []
+
+    def compile_graph(graph_module, inputs):
+        operators.append([n for n in graph_module.graph.nodes if "interlayer.light_layer" in str(n.target)])
+        return aot_eager(graph_module, inputs)
+
+    function = torch.compile(compiled, backend=compile_graph, fullgraph=True)
+    for batch in batches:
+        images = IMAGES[:1, :, :16, :16].expand(batch, -1, -1, -1) * torch.arange(1, batch + 1)[:, None, None, None]
+        images = images.contiguous(memory_format=torch.channels_last)
+        if len(batches) > 1:
+            torch._dynamo.mark_dynamic(images, 0)
+        with backend("triton"):
+            model(images).square().sum().backward()
+            function(images).square().sum().backward()
+    assert [len(found) for found in operators] == [5]
+    expected = dict(model.named_buffers()) | {n: p.grad for n, p in model.named_parameters()}
+    found = dict(compiled.named_buffers()) | {n: p.grad for n, p in compiled.named_parameters()}
     for what, value in found.items():
         torch.testing.assert_close(value, expected[what], rtol=1e-8, atol=1e-8, msg=lambda m, what=what: f"{what}: {m}")
 

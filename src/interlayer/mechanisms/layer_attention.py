@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import ops
 from .description import record_description
 from .options import Init, Reading, expect_choice
-from .protocol import BlockMechanism, BlockValues, Place
+from .protocol import BlockMechanism, BlockValues, Place, TokenGrid
 
 Style = Literal["cnn", "transformer"]
 Projection = Literal["conv1d", "linear"]
@@ -117,11 +117,18 @@ class LayerAttention(BlockMechanism):
         if values.open_end is not None:
             feature_map, memory, _ = self(output, memory, shortcut, None, values.branch_factor, values.open_end)
             return feature_map, memory
-        feature_map, prefix = layout.to_map(output, grid)
-        if shortcut is not None and self.reads_shortcut and shortcut.shape == output.shape:
-            shortcut, _ = layout.to_map(shortcut, grid)
-        else:
+        if not self.reads_shortcut or (shortcut is not None and shortcut.shape != output.shape):
             shortcut = None
+        as_tokens = layout.to_tokens(output, grid) if self.takes_tokens() else None
+        if as_tokens is not None:
+            tokens, token_grid = as_tokens
+            as_tokens = None if shortcut is None else layout.to_tokens(shortcut, grid)
+            shortcut = None if as_tokens is None else as_tokens[0]
+            tokens, memory, _ = self(tokens, memory, shortcut, None, values.branch_factor, token_grid=token_grid)
+            return layout.from_tokens(tokens, token_grid), memory
+        feature_map, prefix = layout.to_map(output, grid)
+        if shortcut is not None:
+            shortcut, _ = layout.to_map(shortcut, grid)
         feature_map, memory, prefix = self(feature_map, memory, shortcut, prefix, values.branch_factor)
         return layout.from_map(feature_map, prefix), memory
 
@@ -133,22 +140,27 @@ class LayerAttention(BlockMechanism):
         prefix: Tensor | None = None,
         branch_factor: Tensor | None = None,
         end: ops.BlockEnd | None = None,
+        token_grid: TokenGrid | None = None,
     ) -> tuple[Tensor, Any, Tensor | None]:
         """
         Args:
-            x: the block's output, [B, C, H, W].
+            x: the block's output, [B, C, H, W], or tokens [B, P + H W, C] if `token_grid` is given.
             memory: the memory of the previous layer, or None in the first layer of a stage.
             shortcut: the shortcut of the block, used if `reads_shortcut` is set.
             prefix: the prefix tokens of a transformer, [B, P, C], which are changed if `add_prefix` is set.
             branch_factor: the factor of each sample's residual branch, [B], used if `shared_drop_path` is set.
             end: the end of the block, if it is computed here; x is then the output of its last convolution.
+            token_grid: the grid of the tokens, if x and the shortcut are tokens (see `takes_tokens`).
 
         Returns:
             x', the memory for the next layer, and the prefix tokens.
         """
-        if x.shape[1] != self.channels:
-            raise ValueError(f"expected a map of {self.channels} channels, got {tuple(x.shape)}")
+        if x.shape[1 if token_grid is None else 2] != self.channels:
+            kind = "a map" if token_grid is None else "tokens"
+            raise ValueError(f"expected {kind} of {self.channels} channels, got {tuple(x.shape)}")
         mask = branch_factor if self.reads_branch_factor else self._drop_path_mask(x)
+        if token_grid is not None:
+            return *self.run_tokens(x, memory, shortcut, mask, token_grid), None
         if self.is_one_operation():
             return *self.run_layer(x, memory, shortcut, mask, end), prefix
         output, memory = self.attend(layer_norm_of_map(self.norm_in, x), memory, shortcut)
@@ -173,6 +185,19 @@ class LayerAttention(BlockMechanism):
         self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, end: ops.BlockEnd | None
     ) -> tuple[Tensor, Any]:
         """Returns x' and the memory for the next layer."""
+        raise NotImplementedError
+
+    def takes_tokens(self) -> bool:
+        """Returns whether `run_tokens` computes the layer of a transformer: norms, attention and sum in one operation.
+
+        The memory is the same as without it, so that a stage can contain layers of both kinds.
+        """
+        return False
+
+    def run_tokens(
+        self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, grid: TokenGrid
+    ) -> tuple[Tensor, Any]:
+        """Returns x', [B, P + H W, C], and the memory for the next layer. The shortcut consists of tokens like x."""
         raise NotImplementedError
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:

@@ -45,8 +45,9 @@ from torch import Tensor, nn
 from .. import ops
 from .batch_norm import norm_arguments, norm_unsupported_reason
 from .layer_attention import LayerAttention, Readings, layer_norm_of_map
+from .layer_norm import layer_norm_arguments, layer_norm_unsupported_reason
 from .options import Init, expect_choice
-from .protocol import MemoryScope
+from .protocol import MemoryScope, TokenGrid
 
 Previous = Literal["attention", "shortcut"]
 
@@ -111,16 +112,42 @@ class MRLALight(LayerAttention):
     def run_layer(
         self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, end: ops.BlockEnd | None
     ) -> tuple[Tensor, Any]:
-        query, key = (self.query.weight, self.key.weight) if self.attention else (None, None)
-        previous = (shortcut if self.reads_shortcut else memory) if self.memory else None
-        assert self.value is not None
+        query, key, previous = self._operands(memory, shortcut)
         x, output, gate = ops.light_layer(
-            x, query, key, self.value.weight, previous, self.decay, norm_arguments(self.norm), mask,
+            x, query, key, self.value_weight, previous, self.decay, norm_arguments(self.norm), mask,
             heads=self.heads, end=end,
         )  # fmt: skip
+        return x, self._pass_on(output, gate)
+
+    def takes_tokens(self) -> bool:
+        norms = [self.norm_in] if self.norm_previous is None else [self.norm_in, self.norm_previous]
+        return (
+            self.value is not None
+            and self.projection == "conv1d"
+            and all(layer_norm_unsupported_reason(norm) is None for norm in norms)
+        )
+
+    def run_tokens(
+        self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, grid: TokenGrid
+    ) -> tuple[Tensor, Any]:
+        query, key, previous = self._operands(memory, shortcut)
+        norm_previous = None if self.norm_previous is None else layer_norm_arguments(self.norm_previous)
+        x, output, gate = ops.light_tokens(
+            x, query, key, self.value_weight, previous, self.decay, layer_norm_arguments(self.norm_in), norm_previous,
+            mask, heads=self.heads, grid=grid[:2], prefix=grid.prefix, add_prefix=self.add_prefix,
+        )  # fmt: skip
+        return x, self._pass_on(output, gate)
+
+    def _operands(self, memory: Any, shortcut: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Returns the weights for q and k, and O_{t-1}."""
+        query, key = (self.query.weight, self.key.weight) if self.attention else (None, None)
+        return query, key, (shortcut if self.reads_shortcut else memory) if self.memory else None
+
+    def _pass_on(self, output: Tensor, gate: Tensor | None) -> Tensor | None:
+        """Returns the memory for the next layer."""
         if gate is not None:
             self.report_scores(gate)
-        return x, (output if self.memory and not self.reads_shortcut else None)
+        return output if self.memory and not self.reads_shortcut else None
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         gelu = self.style == "transformer"
@@ -165,6 +192,25 @@ class MRLABase(LayerAttention):
         if init == "identity":
             self._start_as_identity()
         expect_choice("init", init, ("paper", "identity"))
+
+    def is_one_operation(self) -> bool:
+        convolutions = self.value is not None and self.projection == "conv1d"
+        return self.weighting == "softmax" and convolutions and norm_unsupported_reason(self.norm) is None
+
+    def ends_block(self, x: Tensor) -> bool:
+        return self.is_one_operation() and ops.supports_open_end(x)
+
+    def run_layer(
+        self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, end: ops.BlockEnd | None
+    ) -> tuple[Tensor, Any]:
+        keys, values = memory if memory is not None else ((), ())
+        assert self.value is not None
+        x, weights, keys, values = ops.base_layer(
+            x, self.query.weight, self.key.weight, self.value.weight, keys, values, norm_arguments(self.norm), mask,
+            heads=self.heads, relu=self.relu, end=end,
+        )  # fmt: skip
+        self.scores(weights)
+        return x, (keys, values)
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         query, key = self.project(x.mean((2, 3)))

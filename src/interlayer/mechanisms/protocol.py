@@ -31,14 +31,28 @@ from ..ops import BlockEnd
 MemoryScope = Literal["none", "stage", "network"]
 
 
+class TokenGrid(NamedTuple):
+    """The grid of tokens [B, prefix + height x width, C]: the patch tokens follow the prefix tokens row by row."""
+
+    height: int
+    width: int
+    prefix: int
+
+
 class MapLayout(Protocol):
-    """Conversion of a block's output to a feature map [B, C, H, W] and back."""
+    """Conversion of a block's output to a feature map [B, C, H, W], or to tokens [B, P + H W, C], and back."""
 
     def to_map(self, output: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
         """Returns the feature map, and the prefix tokens, or None if there are none."""
 
     def from_map(self, feature_map: Tensor, prefix: Tensor | None) -> Tensor:
         """The inverse of `to_map`."""
+
+    def to_tokens(self, output: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, TokenGrid] | None:
+        """Returns the tokens and their grid, or None if the output is a map [B, C, H, W]."""
+
+    def from_tokens(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
+        """The inverse of `to_tokens`."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Functions on tensors. Each one has a reference implementation in plain PyTorch that defines its result."""
 
 from .attention import attention
+from .base_layer import base_layer
 from .broadcast_context import broadcast_context
 from .dispatch import backend, backends, choose_from_environment
 from .feed_forward import feed_forward
@@ -8,6 +9,7 @@ from .halo_attention import halo_attention
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
 from .layer_norm import layer_norm
 from .light_layer import BlockEnd, channel_projections, light_layer, masked_sum, normalize_shortcut, supports_open_end
+from .light_tokens import LayerNormArguments, light_tokens
 from .mixed_attention import mixed_attention
 from .pointwise import pointwise
 from .residual_end import BatchNormArguments, residual_end
@@ -18,9 +20,11 @@ choose_from_environment()
 __all__ = [
     "BatchNormArguments",
     "BlockEnd",
+    "LayerNormArguments",
     "attention",
     "backend",
     "backends",
+    "base_layer",
     "broadcast_context",
     "channel_projections",
     "depthwise_value",
@@ -30,6 +34,7 @@ __all__ = [
     "layer_norm",
     "light_attention",
     "light_layer",
+    "light_tokens",
     "linear_recurrence",
     "masked_sum",
     "mixed_attention",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ...mechanisms.protocol import TokenGrid
 from ..carried import Grid
 from .patch_embedding import PatchEmbedding
 
@@ -75,6 +76,19 @@ class Layout:
             return channels_last
         patches = channels_last.flatten(1, 2)
         return patches if prefix is None else torch.cat((prefix.to(patches.dtype), patches), dim=1)
+
+    def to_tokens(self, output: Tensor, grid: Grid | None) -> tuple[Tensor, TokenGrid] | None:
+        """Returns the output as tokens [B, prefix + H W, C] and their grid, or None if it is a map [B, C, H, W]."""
+        if self.kind == "NCHW":
+            return None
+        if self.kind == "NHWC":
+            return output.flatten(1, 2), TokenGrid(output.shape[1], output.shape[2], 0)
+        assert grid is not None
+        return output, TokenGrid(*grid, self.prefix)
+
+    def from_tokens(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
+        """The inverse of `to_tokens`."""
+        return tokens.unflatten(1, grid[:2]) if self.kind == "NHWC" else tokens
 
 
 def grids_in(arguments: tuple[Any, ...], tokens: int) -> Iterator[Any]:

@@ -179,6 +179,29 @@ def _running_tables_kernel(
 
 
 @triton.jit
+def sum_of_splits(
+    partial_ptr,  # [splits, kinds, channels]
+    kind,
+    columns,
+    inside,
+    channels,
+    splits,
+    kinds,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Returns the sum over the splits of one kind, at the given channels."""
+    total = tl.zeros([SPLITS, CHANNELS], ACC)
+    for start in range(0, splits, SPLITS):
+        lines = start + tl.arange(0, SPLITS)
+        mask = (lines < splits)[:, None] & inside[None, :]
+        places = (lines[:, None] * kinds + kind) * channels + columns[None, :]
+        total += tl.load(partial_ptr + places, mask=mask, other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
 def _sums_kernel(
     partial_ptr,  # [splits, kinds, channels]
     sums_ptr,  # [kinds, channels]
@@ -192,13 +215,8 @@ def _sums_kernel(
     kind = tl.program_id(1)
     columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = columns < channels
-    total = tl.zeros([SPLITS, CHANNELS], ACC)
-    for start in range(0, splits, SPLITS):
-        lines = start + tl.arange(0, SPLITS)
-        mask = (lines < splits)[:, None] & inside[None, :]
-        places = (lines[:, None] * kinds + kind) * channels + columns[None, :]
-        total += tl.load(partial_ptr + places, mask=mask, other=0.0)
-    tl.store(sums_ptr + kind * channels + columns, tl.sum(total, 0), mask=inside)
+    total = sum_of_splits(partial_ptr, kind, columns, inside, channels, splits, kinds, SPLITS, CHANNELS, ACC)
+    tl.store(sums_ptr + kind * channels + columns, total, mask=inside)
 
 
 @triton.jit

@@ -39,6 +39,7 @@ from .runtime import (
     device_unsupported_reason,
     head_tile,
     pieces,
+    power_of_2,
     product,
     run_attention,
     tile,
@@ -46,6 +47,7 @@ from .runtime import (
 
 MOST_CHANNELS = 256  # channels of a head
 MOST_WINDOW = 64
+WHOLE_ROWS = True
 MOST_TABLE_BYTES = 64 * 1024  # of both tables together, which a program holds at once
 # If n d < RECIPROCAL, n // d equals n (RECIPROCAL // d + 1) // RECIPROCAL, a product and a shift without a division.
 RECIPROCAL = tl.constexpr(1 << 20)
@@ -101,15 +103,24 @@ def _extent(block, size, BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.con
 @triton.jit
 def _keys(
     start, batch, block_row, block_col, height, width, first_row, rows, first_col, cols,
-    BLOCK: tl.constexpr, HALO: tl.constexpr, MASKED: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Returns for each key of a chunk its row and column in the window, visibility, presence in the map, and pixel."""
+    """Returns for each key of a chunk its row and column in the window, visibility, presence in the map, and pixel.
+
+    With WHOLE, the keys of a row are those of the whole window, and those outside of the map are invisible.
+    """
     n = start + tl.arange(0, KEYS)
-    quotient = (n * (RECIPROCAL // cols + 1)) // RECIPROCAL
-    row, col = first_row + quotient, first_col + n - quotient * cols
+    if WHOLE:
+        quotient = n // WINDOW
+        row, col = first_row + quotient, n - quotient * WINDOW
+        seen = (n < rows * WINDOW) & (col >= first_col) & (col < first_col + cols)
+    else:
+        quotient = (n * (RECIPROCAL // cols + 1)) // RECIPROCAL
+        row, col = first_row + quotient, first_col + n - quotient * cols
+        seen = n < rows * cols
     y = block_row * BLOCK - HALO + row
     x = block_col * BLOCK - HALO + col
-    seen = n < rows * cols
     inside = seen
     if not MASKED:
         inside = seen & (y >= 0) & (y < height) & (x >= 0) & (x < width)
@@ -204,7 +215,7 @@ def _forward_kernel(
     height, width, query_height, query_width, down, across, heads, scale, position_ratio,
     channels: tl.constexpr, value_channels: tl.constexpr,
     BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, SIDE: tl.constexpr,
-    CENTERED: tl.constexpr, MASKED: tl.constexpr, RELATIVE: tl.constexpr,
+    CENTERED: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr, RELATIVE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
     TABLE: tl.constexpr, WINDOWS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -222,10 +233,11 @@ def _forward_kernel(
     output = tl.zeros([QUERIES, VALUES], ACC)
     first_row, rows = _extent(block_row, height, BLOCK, HALO, WINDOW, MASKED)
     first_col, cols = _extent(block_col, width, BLOCK, HALO, WINDOW, MASKED)
-    for start in range(0, rows * cols, KEYS):
+    line = WINDOW if WHOLE else cols
+    for start in range(0, rows * line, KEYS):
         row, col, seen, key_inside, key_pixel = _keys(
             start, batch, block_row, block_col, height, width, first_row, rows, first_col, cols,
-            BLOCK, HALO, MASKED, KEYS,
+            BLOCK, HALO, WINDOW, MASKED, WHOLE, KEYS,
         )  # fmt: skip
         k = _load(k_ptr, key_pixel, key_inside, head, heads, channels, CHANNELS)
         s = product(q, tl.trans(k), ACC, DOT)
@@ -264,7 +276,7 @@ def _backward_kernel(
     height, width, query_height, query_width, down, across, heads, scale, position_ratio,
     channels: tl.constexpr, value_channels: tl.constexpr,
     BLOCK: tl.constexpr, HALO: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, SIDE: tl.constexpr,
-    CENTERED: tl.constexpr, MASKED: tl.constexpr, RELATIVE: tl.constexpr,
+    CENTERED: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr, RELATIVE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, CHANNELS: tl.constexpr, VALUES: tl.constexpr,
     TABLE: tl.constexpr, WINDOWS: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -287,10 +299,11 @@ def _backward_kernel(
     e = tl.arange(0, VALUES)[None, :]
     first_row, rows = _extent(block_row, height, BLOCK, HALO, WINDOW, MASKED)
     first_col, cols = _extent(block_col, width, BLOCK, HALO, WINDOW, MASKED)
-    for start in range(0, rows * cols, KEYS):
+    line = WINDOW if WHOLE else cols
+    for start in range(0, rows * line, KEYS):
         row, col, seen, key_inside, key_pixel = _keys(
             start, batch, block_row, block_col, height, width, first_row, rows, first_col, cols,
-            BLOCK, HALO, MASKED, KEYS,
+            BLOCK, HALO, WINDOW, MASKED, WHOLE, KEYS,
         )  # fmt: skip
         k = _load(k_ptr, key_pixel, key_inside, head, heads, channels, CHANNELS)
         v = _load(v_ptr, key_pixel, key_inside, head, heads, value_channels, VALUES)
@@ -352,6 +365,8 @@ def _run(
         "SIDE": side,
         "CENTERED": plan.centered,
         "MASKED": plan.mask_padding,
+        # Dividing by a power of two takes less time than leaving out the columns beyond the border saves.
+        "WHOLE": WHOLE_ROWS and plan.window == power_of_2(plan.window),
         "RELATIVE": relative,
         "CHANNELS": head_tile(channels),
         "VALUES": head_tile(value_channels),

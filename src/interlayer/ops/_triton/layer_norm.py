@@ -35,6 +35,23 @@ MOST_CHANNELS = 4096
 
 
 @triton.jit
+def normalize(x, inside, channels, eps):
+    """Returns n of entire rows [ROWS, CHANNELS], 0 outside of the channels, their means and 1 / sqrt(var + eps)."""
+    mean = tl.sum(x, 1) / channels
+    centered = tl.where(inside[None, :], x - mean[:, None], 0.0)
+    inverse_std = 1 / tl.sqrt(tl.sum(centered * centered, 1) / channels + eps)
+    return centered * inverse_std[:, None], mean, inverse_std
+
+
+@triton.jit
+def input_gradient(weighted, normed, inverse_std, channels):
+    """Returns dx of entire rows, given g γ and n, which are 0 outside of the channels."""
+    correlation = tl.sum(weighted * normed, 1) / channels
+    average = tl.sum(weighted, 1) / channels
+    return (weighted - average[:, None] - normed * correlation[:, None]) * inverse_std[:, None]
+
+
+@triton.jit
 def _norm_kernel(
     x_ptr,  # [rows, channels]
     weight_ptr, bias_ptr,  # [channels]
@@ -48,12 +65,10 @@ def _norm_kernel(
     inside = (row < rows)[:, None] & (c < channels)[None, :]
     places = row[:, None] * channels + c[None, :]
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(ACC)
-    mean = tl.sum(x, 1) / channels
-    centered = tl.where((c < channels)[None, :], x - mean[:, None], 0.0)
-    inverse_std = 1 / tl.sqrt(tl.sum(centered * centered, 1) / channels + eps)
+    normed, mean, inverse_std = normalize(x, c < channels, channels, eps)
     weight = tl.load(weight_ptr + c, mask=c < channels, other=0.0).to(ACC)
     bias = tl.load(bias_ptr + c, mask=c < channels, other=0.0).to(ACC)
-    y = centered * inverse_std[:, None] * weight[None, :] + bias[None, :]
+    y = normed * weight[None, :] + bias[None, :]
     tl.store(output_ptr + places, y.to(output_ptr.dtype.element_ty), mask=inside)
     tl.store(statistics_ptr + row, mean, mask=row < rows)
     tl.store(statistics_ptr + rows + row, inverse_std, mask=row < rows)
@@ -83,10 +98,7 @@ def _norm_gradients_kernel(
         normed = tl.where(inside, (x - mean[:, None]) * inverse_std[:, None], 0.0)
         grad_weight += grad * normed
         grad_bias += grad
-        weighted = grad * weight[None, :]
-        correlation = tl.sum(weighted * normed, 1) / channels
-        average = tl.sum(weighted, 1) / channels
-        grad_x = (weighted - average[:, None] - normed * correlation[:, None]) * inverse_std[:, None]
+        grad_x = input_gradient(grad * weight[None, :], normed, inverse_std, channels)
         tl.store(grad_x_ptr + places, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
     line = sums_ptr + tl.program_id(0) * 2 * channels + c
     tl.store(line, tl.sum(grad_weight, 0), mask=c < channels)

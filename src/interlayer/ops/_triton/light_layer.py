@@ -46,7 +46,16 @@ from .light_layer_gradients import (
     scores_kernel,
     weights_kernel,
 )
-from .light_layer_parts import block_output, gates_of_channels, program_and_channels, project, three_weights
+from .light_layer_parts import (
+    append,
+    block_output,
+    gates_of_channels,
+    load_gate,
+    program_and_channels,
+    projections,
+    relu,
+    three_weights,
+)
 from .runtime import (
     INTERPRETED,
     TYPES,
@@ -62,6 +71,7 @@ from .runtime import (
 if TYPE_CHECKING:
     from ..light_layer import BlockEnd
 
+STATISTICS = ("running_mean", "running_var", "end_running_mean", "end_running_var")
 NO_NORM = BatchNormArguments(None, None, None, None, training=False)  # type: ignore[arg-type]
 # Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
 ELEMENTS = 512  # of a tile: pixels of a row times channels
@@ -206,12 +216,14 @@ def _gate_kernel(
     query_ptr,  # [size]
     key_ptr,  # [size]
     gate_ptr,  # [batch, heads]
+    total_ptr,  # [batch, channels]: sums of x over the segments
     channels,
     segments,
     size,
     pixels,
     heads,
     score_scale,
+    TOTAL: tl.constexpr,
     HEADS: tl.constexpr,
     DEPTH: tl.constexpr,  # channels of a head
     ACC: tl.constexpr,
@@ -223,19 +235,25 @@ def _gate_kernel(
     places = head[:, None] * depth + within[None, :]
     inside = (head < heads)[:, None] & (within < depth)[None, :]
     start = sample * segments * channels
-    query = project(pooled_ptr, query_ptr, start, places, inside, channels, segments, size, pixels, ACC)
-    key = project(pooled_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC)
+    query, key = projections(
+        pooled_ptr, query_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC
+    )
     score = tl.sum(tl.where(inside, query * key, 0.0), 1) * score_scale
     tl.store(gate_ptr + sample * heads + head, 1.0 / (1.0 + tl.exp(-score)), mask=head < heads)
+    if TOTAL:
+        total = tl.zeros([HEADS, DEPTH], ACC)
+        for segment in range(segments):
+            total += tl.load(pooled_ptr + start + segment * channels + places, mask=inside, other=0.0)
+        tl.store(total_ptr + sample * channels + places, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number_earlier", "first_earlier", "layers"])
 def _attention_kernel(
     x_ptr,  # [batch, height, width, channels]
     previous_ptr,  # [batch, height, width, channels]
     weight_ptr,  # [channels, 9]
     decay_ptr,  # [channels]
-    gate_ptr,  # [batch, heads]
+    gate_ptr,  # [batch, heads, layers]: the last one is the gate of this layer
     mask_ptr,  # [batch]
     table_ptr,  # [4, channels]: of the norm of O, if it uses its running statistics
     output_ptr,  # [batch, height, width, channels]: O
@@ -254,6 +272,12 @@ def _attention_kernel(
     rows,
     size,
     score_scale,
+    # Only in a layer with MRLA-base, in which the gates are the attention weights (see `base_layer.py`)
+    value_ptr,  # [batch, height, width, channels]: V
+    earlier,  # values of earlier layers, each [batch, height, width, channels]
+    number_earlier,
+    first_earlier,  # the layer of the first one
+    layers,
     GATED: tl.constexpr,
     DEPTH: tl.constexpr,  # channels of a head, if the gates are computed here, else 0
     PREVIOUS: tl.constexpr,
@@ -263,6 +287,9 @@ def _attention_kernel(
     STAGES: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    EARLIER: tl.constexpr,  # the size of the tuple, at least their number
+    VALUE: tl.constexpr,  # store V; O is only stored for its norm
+    ACTIVATION: tl.constexpr,  # a ReLU follows the norm of O
     ACC: tl.constexpr,
 ):
     program, columns = program_and_channels(channels, CHANNELS)
@@ -295,8 +322,12 @@ def _attention_kernel(
             value = tl.load(x_ptr + start + row * stride + column * channels + columns, mask=known, other=0.0)
             pivot += value.to(ACC) * tl.load(weight_ptr + columns * 9 + offset, mask=inside, other=0.0).to(ACC)
         if GATED:
-            own_head = earliest * heads + columns // (channels // heads)
-            pivot *= tl.load(gate_ptr + own_head, mask=inside, other=0.0).to(ACC)
+            pivot *= load_gate(gate_ptr, earliest, columns, inside, channels, heads, layers, layers - 1, ACC)
+        for layer in tl.static_range(EARLIER):
+            known = inside & (columns * 0 + layer < number_earlier)
+            value = tl.load(earlier[layer] + start + first * stride + columns, mask=known, other=0.0).to(ACC)
+            own = first_earlier + layer
+            pivot += value * load_gate(gate_ptr, earliest, columns, known, channels, heads, layers, own, ACC)
         if PREVIOUS:
             pivot += decay * tl.load(previous_ptr + start + first * stride + columns, mask=inside, other=0.0).to(ACC)
     total = tl.zeros([COLUMNS, CHANNELS], ACC)
@@ -317,7 +348,13 @@ def _attention_kernel(
             one = inside & (columns % DEPTH == 0)  # all segments store the same
             tl.store(gate_ptr + sample * heads + columns // DEPTH, gate, mask=one)
         elif GATED:
-            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+            gate = load_gate(gate_ptr, sample, columns, inside, channels, heads, layers, layers - 1, ACC)
+        weights = ()
+        for layer in tl.static_range(EARLIER):
+            known = inside & (columns * 0 + layer < number_earlier)
+            own = first_earlier + layer
+            weight = load_gate(gate_ptr, sample, columns, known, channels, heads, layers, own, ACC)
+            weights = append(weights, weight)
         factor = 1.0
         if MASKED:
             factor = tl.load(mask_ptr + sample).to(ACC)
@@ -342,13 +379,23 @@ def _attention_kernel(
                 output = gate[None, :] * above
                 if PREVIOUS:
                     output += decay[None, :] * tl.load(previous_here + places, mask=ready, other=0.0).to(ACC)
-                tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
+                if VALUE:
+                    tl.store(value_ptr + start + places, above.to(value_ptr.dtype.element_ty), mask=ready)
+                for layer in tl.static_range(EARLIER):
+                    there = ready & (w * 0 + layer < number_earlier)[:, None]
+                    earlier_value = tl.load(earlier[layer] + start + places, mask=there, other=0.0).to(ACC)
+                    output += weights[layer][None, :] * earlier_value
+                if MOMENTS or not VALUE:
+                    tl.store(output_here + places, output.to(output_ptr.dtype.element_ty), mask=ready)
                 if MOMENTS:
                     difference = tl.where(ready, output - pivot[None, :], 0.0)
                     total += difference
                     squares += difference * difference
                 else:
-                    result = centre + factor * (output * scale[None, :] + shift[None, :])
+                    output = output * scale[None, :] + shift[None, :]
+                    if ACTIVATION:
+                        output = relu(output)
+                    result = centre + factor * output
                     tl.store(sum_here + places, result.to(sum_ptr.dtype.element_ty), mask=ready)
                 above = here + w10[None, :] * x0 + w11[None, :] * x1 + w12[None, :] * x2
                 here = w00[None, :] * x0 + w01[None, :] * x1 + w02[None, :] * x2
@@ -372,6 +419,7 @@ def _sum_kernel(
     pixels,
     channels,
     MASKED: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # a ReLU follows the norm of O
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -384,6 +432,8 @@ def _sum_kernel(
     scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
     shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
     output = tl.load(output_ptr + places, mask=mask, other=0.0).to(ACC) * scale[None, :] + shift[None, :]
+    if ACTIVATION:
+        output = relu(output)
     if MASKED:
         output *= tl.load(mask_ptr + lines // pixels, mask=lines < total_pixels, other=0.0).to(ACC)[:, None]
     output += tl.load(x_ptr + places, mask=mask, other=0.0).to(ACC)
@@ -416,6 +466,10 @@ class _Shape:
     def segment_pixels(self) -> int:
         """The number of pixels of a segment."""
         return self.tiles.rows * self.width
+
+    @cached_property
+    def most_sums(self) -> int:
+        return _most_sums(self.batch, self.channels, self.width)
 
     @cached_property
     def programs(self) -> tuple[int]:
@@ -487,10 +541,76 @@ def _most_sums(batch: int, channels: int, width: int) -> int:
     return batch + PROGRAMS // pieces(channels, _channels_of_tile(channels, columns))
 
 
-def _kept_sums(x: Tensor, *sizes: int) -> Tensor:
+def _kept_sums(x: Tensor, rows: int, *sizes: int) -> Tensor:
     """Returns a tensor for sums of segments of samples that is kept for the backward pass."""
-    batch, channels, _, width = x.shape
-    return torch.empty((_most_sums(batch, channels, width), *sizes, channels), device=x.device, dtype=accumulator(x))
+    return torch.empty((rows, *sizes, x.shape[1]), device=x.device, dtype=accumulator(x))
+
+
+class End(NamedTuple):
+    """What `run_end` returns.
+
+    Args:
+        x: The output of the block.
+        pooled: Sums of x by sample, segment and channel.
+        active: Of the pixels where x > 0, their number and the sum of z - mean, or None if they are not needed.
+        table: The table of the norm of O, or None if it is in training.
+        end_table: The table of the norm of z, or None without an end.
+    """
+
+    x: Tensor
+    pooled: Tensor
+    active: Tensor | None
+    table: Tensor | None
+    end_table: Tensor | None
+
+
+def run_end(
+    x: Tensor,
+    shortcut: Tensor | None,
+    norm: BatchNormArguments,
+    end: BatchNormArguments | None,
+    relu: bool,
+    shape: _Shape,
+    *,
+    pooled: bool,
+    differentiated: bool,
+) -> End:
+    """Computes the end of a block, sums of its output, and the tables of the norms.
+
+    Args:
+        x: The output of the block, or z if there is an end.
+        shortcut: s, or None.
+        norm: The norm of O.
+        end: The norm of z, or None if x is the output of the block.
+        relu: Whether the block ends with a ReLU.
+        shape: The sizes of the map.
+        pooled: Whether the sums are needed.
+        differentiated: Whether there may be a backward pass.
+    """
+    stored = x if end is None else torch.empty_like(x)
+    running: tuple[Tensor, ...] = ()  # the tensors of both norms, if this kernel computes their tables
+    tables: Tensor | None
+    if end is not None and not norm.training and not end.training:
+        running = *end.tensors, *norm.tensors
+        tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
+        end_table, table = tables
+    else:
+        table, end_table = _running_tables(norm, end, shape.acc)
+        tables = end_table
+    if end is not None and end.training:
+        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, shape.batch * shape.pixels)
+    sums = _kept_sums(x, shape.most_sums)
+    active = _kept_sums(x, shape.most_sums, 2) if end is not None and differentiated else None
+    if pooled or end is not None:
+        run_kernel(
+            _end_kernel, shape.pixel_programs,
+            x, _or(shortcut, x), _or(tables, sums), stored, sums, _or(active, sums), *(running or (sums,) * 8),
+            shape.pixels, shape.segment_pixels, shape.tiles.segments, shape.channels,
+            norm.eps if end is None else end.eps, norm.eps,
+            END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu,
+            ACTIVE=active is not None, **shape.end_constants,
+        )  # fmt: skip
+    return End(stored, sums, active, table, end_table)
 
 
 def _forward(
@@ -533,35 +653,15 @@ def _forward(
     previous = shortcut if is_shortcut else previous
     shape = _Shape.of(x)
     rows, tiles = shape.batch * shape.pixels, shape.tiles
-    stored = x if end is None else torch.empty_like(x)
-    running: tuple[Tensor, ...] = ()  # the tensors of both norms, if the first kernel computes their tables
-    tables: Tensor | None
-    if end is not None and not training and not end_training:
-        running = *end.tensors, *norm.tensors
-        tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
-        end_table, table = tables
-    else:
-        table, end_table = _running_tables(norm, end, shape.acc)
-        tables = end_table
-    if end is not None and end_training:
-        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, rows)
-    pooled = _kept_sums(x)
-    active = _kept_sums(x, 2) if end is not None and differentiated else None
-    if query_weight is not None or end is not None:
-        run_kernel(
-            _end_kernel, shape.pixel_programs,
-            x, _or(shortcut, x), _or(tables, pooled), stored, pooled, _or(active, pooled),
-            *(running or (pooled,) * 8),
-            shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, end_eps, eps,
-            END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu,
-            ACTIVE=active is not None, **shape.end_constants,
-        )  # fmt: skip
+    stored, pooled, active, table, end_table = run_end(
+        x, shortcut, norm, end, relu, shape, pooled=query_weight is not None, differentiated=differentiated
+    )
     gate, depth = None, 0
     if query_weight is not None and key_weight is not None:
         gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
         depth = 0 if training else _depth_inside_tile(shape, heads)
         if not depth:
-            _compute_gates(pooled, query_weight, key_weight, gate, shape)
+            _compute_gates(pooled, query_weight, key_weight, gate, shape, tiles.segments)
     output = torch.empty_like(x)
     result = torch.empty_like(x) if not training else output
     moments = _partial(x, shape, 3, grouped=True) if training else pooled
@@ -571,8 +671,9 @@ def _forward(
         _or(table, pooled), output, moments, result, pooled, _or(query_weight, pooled), _or(key_weight, pooled),
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
+        output, None, 0, 0, 1,
         GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
-        MASKED=mask is not None, MOMENTS=training, **shape.constants,
+        MASKED=mask is not None, MOMENTS=training, EARLIER=0, VALUE=False, ACTIVATION=False, **shape.constants,
     )  # fmt: skip
     if training:
         table = batch_norm.batch_table(moments, norm, rows)
@@ -580,7 +681,7 @@ def _forward(
         run_kernel(
             _sum_kernel, shape.all_pixels,
             stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
-            MASKED=mask is not None, **shape.pixel_constants,
+            MASKED=mask is not None, ACTIVATION=False, **shape.pixel_constants,
         )  # fmt: skip
     return (
         result, output, gate, pooled if differentiated else None, active,
@@ -592,7 +693,8 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
     """Returns tensors like those of `_forward`, without values."""
     end_weight, end_running_mean = args[12], args[14]
     heads, training, end_training, differentiated = args[16], args[19], args[22], args[25]
-    batch, channels, acc = x.shape[0], x.shape[1], accumulator(x)
+    batch, channels, _, width = x.shape
+    acc, sums = accumulator(x), _most_sums(batch, channels, width)
 
     def table(training: bool, running: Tensor | None) -> Tensor | None:
         rows = 5 if training and running is None else 4
@@ -602,8 +704,8 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
         torch.empty_like(x),
         torch.empty_like(x),
         None if query_weight is None else x.new_empty((batch, heads), dtype=acc),
-        _kept_sums(x) if differentiated else None,
-        _kept_sums(x, 2) if differentiated and end_weight is not None else None,
+        _kept_sums(x, sums) if differentiated else None,
+        _kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
         table(training, args[10]),
         table(end_training, end_running_mean) if end_weight is not None else None,
     )
@@ -648,13 +750,16 @@ def _backward(
         grad_x, _or(grad_previous, grad_x), grad_gates, products,
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         float(rows),
-        PREVIOUS=previous is not None, **switches, **shape.constants,
+        PREVIOUS=previous is not None, DIRECT=False, **switches, **shape.constants,
     )  # fmt: skip
     grad_pooled, grad_query, grad_key = pooled, None, None
     if gate is not None:
-        grad_pooled, grad_query, grad_key = _gate_gradients(
-            grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape
+        grad_pooled, grad_weights = _gate_gradients(
+            grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape, tiles.segments
         )
+        grad_query, grad_key = grad_weights.sum(0)
+        grad_query = grad_query.to(query_weight.dtype).reshape(query_weight.shape)
+        grad_key = grad_key.to(key_weight.dtype).reshape(key_weight.shape)
     kinds = 12 if has_end else 10
     sums_of_weights = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
     block = min(32, max(16, power_of_2(shape.channels)))
@@ -696,8 +801,8 @@ _layer = DifferentiableOperator(
     outputs=3,
     results=7,
     keep=lambda args, results: (None, *results[1:]),  # all but x'
-    unread={"shortcut": "source"},
-    constant=("mask", "source", "source_table", "running_mean", "running_var", "end_running_mean", "end_running_var"),
+    constant=("mask", "source", "source_table", *STATISTICS),
+    unread={"shortcut": "source", **dict.fromkeys(STATISTICS)},
 )
 
 
@@ -711,14 +816,22 @@ def _depth_inside_tile(shape: _Shape, heads: int) -> int:
     return depth if fits and shape.tiles.samples == 1 and shape.batch <= SMALL_BATCH else 0
 
 
-def _compute_gates(pooled: Tensor, query_weight: Tensor, key_weight: Tensor, gate: Tensor, shape: _Shape) -> None:
-    """Computes the gates, [B, heads], given the sums of x, [B * segments, C]."""
+def _compute_gates(
+    pooled: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    gate: Tensor,
+    shape: _Shape,
+    segments: int,
+    total: Tensor | None = None,
+) -> None:
+    """Computes the gates, [B, heads], given the sums of x, [B * segments, C], and their totals, [B, C], if wanted."""
     heads = gate.shape[1]
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         _gate_kernel, (shape.batch, blocks),
-        pooled, query_weight, key_weight, gate, shape.channels, shape.tiles.segments, query_weight.shape[-1],
-        shape.pixels, heads, (shape.channels // heads) ** -0.5, **constants,
+        pooled, query_weight, key_weight, gate, _or(total, pooled), shape.channels, segments, query_weight.shape[-1],
+        shape.pixels, heads, (shape.channels // heads) ** -0.5, TOTAL=total is not None, **constants,
     )  # fmt: skip
 
 
@@ -731,15 +844,19 @@ def _gate_gradients(
     grad_gate: Tensor | None,
     heads: int,
     shape: _Shape,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of each pixel of x through the average, [B, C], and of the weights of q and k."""
-    segments, size = shape.tiles.segments, query_weight.shape[-1]
+    segments: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of each pixel of x through the average, [B, C], and those of the weights of q and k.
+
+    The latter are partial sums, [splits, 2, k]. The sums of x, `pooled`, are [B * segments, C].
+    """
+    size = query_weight.shape[-1]
     grad_score = torch.empty_like(gate)
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         scores_kernel, (shape.batch, blocks),
-        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score,
-        shape.channels, segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
+        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score, shape.channels,
+        shape.tiles.segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
     )  # fmt: skip
     block = min(256, max(16, power_of_2(shape.channels)))
     chunks = pieces(shape.channels, block)
@@ -750,12 +867,7 @@ def _gate_gradients(
         pooled, query_weight, key_weight, grad_score, grad_pooled, grad_weights,
         shape.channels, segments, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
-    grad_query, grad_key = grad_weights.sum(0)
-    return (
-        grad_pooled,
-        grad_query.to(query_weight.dtype).reshape(query_weight.shape),
-        grad_key.to(key_weight.dtype).reshape(key_weight.shape),
-    )
+    return grad_pooled, grad_weights
 
 
 def _running_tables(

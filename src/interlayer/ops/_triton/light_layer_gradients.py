@@ -14,7 +14,7 @@ the products of x and dO the gradient of the 3x3 weight. Only dy, which depends 
 import triton
 import triton.language as tl
 
-from .light_layer_parts import affine, block_output, program_and_channels, project, three_weights
+from .light_layer_parts import affine, block_output, load_gate, program_and_channels, projections, three_weights
 
 
 @triton.jit
@@ -93,6 +93,7 @@ def gradient_kernel(
     MASKED: tl.constexpr,
     TRAINING: tl.constexpr,
     STAGES: tl.constexpr,
+    DIRECT: tl.constexpr,  # in a layer with MRLA-base: dV is given as next_ptr
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -147,7 +148,7 @@ def gradient_kernel(
         )
         gate = tl.full([CHANNELS], 1.0, ACC)
         if GATED:
-            gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+            gate = load_gate(gate_ptr, sample, columns, inside, channels, heads, 1, 0, ACC)
         through_value = tl.zeros([COLUMNS, CHANNELS], ACC)
         for left in range(0, width, COLUMNS):
             w = left + tl.arange(0, COLUMNS)
@@ -166,33 +167,23 @@ def gradient_kernel(
             for row in tl.range(begin, last + 1, num_stages=STAGES):
                 exists = (w * 0 + row < height)[:, None]  # the interpreter splats no bool
                 places = row * stride + offsets
-                _, c0 = load_gradient(
-                    grad_here,
-                    output_here,
-                    next_here,
-                    factor,
-                    slope,
-                    constant,
-                    places - channels,
-                    from_left & exists,
-                    NEXT,
-                    ACC,
-                )
-                grad, c1 = load_gradient(
-                    grad_here, output_here, next_here, factor, slope, constant, places, across & exists, NEXT, ACC
-                )
-                _, c2 = load_gradient(
-                    grad_here,
-                    output_here,
-                    next_here,
-                    factor,
-                    slope,
-                    constant,
-                    places + channels,
-                    from_right & exists,
-                    NEXT,
-                    ACC,
-                )
+                known_left, known, known_right = from_left & exists, across & exists, from_right & exists
+                if DIRECT:
+                    c0 = tl.load(next_here + places - channels, mask=known_left, other=0.0).to(ACC)
+                    c1 = tl.load(next_here + places, mask=known, other=0.0).to(ACC)
+                    c2 = tl.load(next_here + places + channels, mask=known_right, other=0.0).to(ACC)
+                else:
+                    _, c0 = load_gradient(
+                        grad_here, output_here, next_here, factor, slope, constant, places - channels, known_left,
+                        NEXT, ACC,
+                    )  # fmt: skip
+                    grad, c1 = load_gradient(
+                        grad_here, output_here, next_here, factor, slope, constant, places, known, NEXT, ACC
+                    )
+                    _, c2 = load_gradient(
+                        grad_here, output_here, next_here, factor, slope, constant, places + channels, known_right,
+                        NEXT, ACC,
+                    )  # fmt: skip
                 # x at (i, j) entered V at (i + 1 - di, j + 1 - dj)
                 places -= stride
                 ready = across & (w * 0 + row > first)[:, None]  # the row above has all its neighbours
@@ -200,6 +191,8 @@ def gradient_kernel(
                 through += w10[None, :] * b2 + w11[None, :] * b1 + w12[None, :] * b0
                 through += w20[None, :] * a2 + w21[None, :] * a1 + w22[None, :] * a0
                 convolved = through
+                if DIRECT:
+                    grad_above = tl.load(grad_here + places, mask=ready, other=0.0).to(ACC)
                 through = grad_above + gate[None, :] * through
                 x = tl.load(x_here + places, mask=ready, other=0.0).to(ACC)
                 if END:
@@ -236,7 +229,8 @@ def gradient_kernel(
                 b0 = c0
                 b1 = c1
                 b2 = c2
-                grad_above = grad
+                if not DIRECT:
+                    grad_above = grad
         if GATED:
             split = sample.to(tl.int64) * segments + segment
             tl.store(grad_gate_ptr + split * channels + columns, tl.sum(through_value, 0), mask=inside)
@@ -314,8 +308,9 @@ def pooled_kernel(
         # channel c entered q at the channel c - offset + size // 2
         there = columns - offset + size // 2
         mask = inside & (there >= 0) & (there < channels)
-        query = project(pooled_ptr, query_ptr, start, there, mask, channels, segments, size, pixels, ACC)
-        key = project(pooled_ptr, key_ptr, start, there, mask, channels, segments, size, pixels, ACC)
+        query, key = projections(
+            pooled_ptr, query_ptr, key_ptr, start, there, mask, channels, segments, size, pixels, ACC
+        )
         grad_score = tl.load(grad_score_ptr + sample * heads + there // depth, mask=mask, other=0.0)
         grad_query = tl.where(mask, grad_score * key, 0.0)
         grad_key = tl.where(mask, grad_score * query, 0.0)

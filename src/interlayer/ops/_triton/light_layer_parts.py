@@ -1,4 +1,4 @@
-"""Device functions that the forward and the backward kernels of a layer with MRLA-light share."""
+"""Device functions that the forward and the backward kernels of a layer with MRLA share."""
 
 import triton
 import triton.language as tl
@@ -46,6 +46,25 @@ def affine(table_ptr, columns, inside, channels, GIVEN: tl.constexpr, CHANNELS: 
 
 
 @triton.jit
+def append(items, item):
+    """Returns a tuple with one more item."""
+    return items + (item,)  # noqa: RUF005  # Triton does not support (*items, item)
+
+
+@triton.jit
+def relu(x):
+    """Returns ReLU(x)."""
+    return tl.where(x <= 0, 0.0, x)  # NaN stays NaN
+
+
+@triton.jit
+def load_gate(gate_ptr, sample, columns, inside, channels, heads, layers, layer, ACC: tl.constexpr):
+    """Returns the gate of a sample and layer at each channel, of [batch, heads, layers]."""
+    head = sample * heads + columns // (channels // heads)
+    return tl.load(gate_ptr + head * layers + layer, mask=inside, other=0.0).to(ACC)
+
+
+@triton.jit
 def three_weights(weight_ptr, start: tl.constexpr, columns, inside, ACC: tl.constexpr):
     """Returns three weights of each channel."""
     places = weight_ptr + columns * 9 + start
@@ -57,9 +76,10 @@ def three_weights(weight_ptr, start: tl.constexpr, columns, inside, ACC: tl.cons
 
 
 @triton.jit
-def project(
+def projections(
     pooled_ptr,  # [batch, segments, channels]
-    weight_ptr,  # [size], of q or of k
+    query_ptr,  # [size]
+    key_ptr,  # [size]
     start,
     places,
     inside,
@@ -69,15 +89,19 @@ def project(
     divisor,
     ACC: tl.constexpr,
 ):
-    """Returns the convolution over the channels of the averages of one sample, at the given channels."""
-    projected = tl.zeros(places.shape, ACC)
-    for segment in range(segments):
-        for offset in range(size):
+    """Returns q and k of one sample at the given channels: convolutions over the channels of the averages."""
+    query = tl.zeros(places.shape, ACC)
+    key = tl.zeros(places.shape, ACC)
+    for begin in range(0, segments * size, 8):
+        for step in tl.static_range(8):  # eight loads at once, because each of them takes long
+            offset = (begin + step) % size
+            segment = (begin + step) // size
             neighbours = places + offset - size // 2
-            mask = inside & (neighbours >= 0) & (neighbours < channels)
+            mask = inside & (neighbours >= 0) & (neighbours < channels) & (neighbours * 0 + segment < segments)
             value = tl.load(pooled_ptr + start + segment * channels + neighbours, mask=mask, other=0.0).to(ACC)
-            projected += value * tl.load(weight_ptr + offset).to(ACC)
-    return projected / divisor
+            query += value * tl.load(query_ptr + offset).to(ACC)
+            key += value * tl.load(key_ptr + offset).to(ACC)
+    return query / divisor, key / divisor
 
 
 @triton.jit
@@ -87,8 +111,9 @@ def gates_of_channels(
 ):  # fmt: skip
     """Returns the gate of each channel of one sample, for heads of DEPTH channels that lie inside of the tile."""
     start = sample.to(tl.int64) * segments * channels
-    query = project(pooled_ptr, query_ptr, start, columns, inside, channels, segments, size, divisor, ACC)
-    key = project(pooled_ptr, key_ptr, start, columns, inside, channels, segments, size, divisor, ACC)
+    query, key = projections(
+        pooled_ptr, query_ptr, key_ptr, start, columns, inside, channels, segments, size, divisor, ACC
+    )
     products = tl.reshape(tl.where(inside, query * key, 0.0), [CHANNELS // DEPTH, DEPTH])
     gate = 1.0 / (1.0 + tl.exp(-tl.sum(products, 1) * score_scale))
     return tl.reshape(tl.broadcast_to(gate[:, None], [CHANNELS // DEPTH, DEPTH]), [CHANNELS])

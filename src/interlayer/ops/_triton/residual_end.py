@@ -449,7 +449,7 @@ _end = DifferentiableOperator(
     results=4,
     keep=lambda args, results: (results[0] if args[7] else None, None, *results[2:]),  # x' for the ReLU
     constant=("running_mean", "running_var"),
-    unread={"shortcut": "x"},
+    unread={"shortcut": "x", "running_mean": None, "running_var": None},
 )
 
 

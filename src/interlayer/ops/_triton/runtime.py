@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from triton import knobs
 
 from ..dispatch import TRACED, is_chosen
@@ -159,9 +160,9 @@ class DifferentiableOperator:
         keep: A function of the arguments of `forward` except for the last one, and of its results. It returns the
             results for the backward pass, with None for those that it does not need. Default: all are kept.
         constant: The names of tensors for which `backward` returns no gradient.
-        unread: The names of tensors whose values `backward` does not need, and for each one the name of a tensor of
-            the same shape, dtype and strides, which it gets instead if that one is given, so that the former is not
-            saved.
+        unread: The names of tensors whose values `backward` does not need, so that they are not saved. It gets None
+            or, for a tensor with a gradient, another one of the same shape, dtype and strides, whose name is given. If
+            that one is missing, the tensor is saved.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class DifferentiableOperator:
         results: int,
         keep: Callable[[tuple[Any, ...], Tensors], Tensors] = lambda args, results: results,
         constant: Collection[str] = (),
-        unread: Mapping[str, str] = MappingProxyType({}),
+        unread: Mapping[str, str | None] = MappingProxyType({}),
     ) -> None:
         self._forward = forward
         types = get_type_hints(forward)
@@ -183,12 +184,15 @@ class DifferentiableOperator:
         tensors = [n for n, kind in parameters.items() if kind.startswith("Tensor")]
         count = len(tensors)
         differentiable = [i for i, n in enumerate(tensors) if n not in constant]
-        replaced = [(tensors.index(n), tensors.index(other)) for n, other in unread.items()]
+        replaced = [(tensors.index(n), None if other is None else tensors.index(other)) for n, other in unread.items()]
 
         def save(ctx: Any, args: tuple[Any, ...], found: Tensors) -> None:
             read = list(args[:count])
             for i, other in replaced:
-                read[i] = args[i] if args[i] is None or args[other] is None else args[other]
+                if other is None:
+                    read[i] = None
+                elif args[i] is not None and args[other] is not None:
+                    read[i] = args[other]
             ctx.save_for_backward(*read, *keep(args, found))
             ctx.numbers = args[count:]
             ctx.set_materialize_grads(False)
@@ -299,7 +303,7 @@ def _separate(tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Tenso
 def is_compiled() -> bool:
     """Returns whether torch.compile traces the operators called here, and neither torch.export nor a transform does."""
     return (
-        torch.compiler.is_dynamo_compiling()
+        is_dynamo_compiling()
         and not torch.compiler._is_exporting_flag  # Dynamo of torch 2.11 takes is_exporting() for True
         and not torch._C._are_functorch_transforms_active()
     )
@@ -307,7 +311,7 @@ def is_compiled() -> bool:
 
 def is_traced_otherwise(*args: Any) -> bool:
     """Returns whether a tracer, mode or transform other than torch.compile sees operators on these arguments."""
-    if is_compiled():
+    if is_dynamo_compiling() and is_compiled():
         return args[0].is_meta or not all(type(x) in PLAIN for x in args)
     return is_traced(*args)
 

@@ -1,0 +1,518 @@
+"""Fused kernels of a layer with MRLA-base in a CNN: the end of the block, the attention, its norm and the sum.
+
+The kernels of a layer with MRLA-light (`light_layer.py`) do what both have in common. The forward pass of layer t runs
+
+    moments      statistics of z                                                       reads z
+    end          x = ReLU(BN(z) + s) and its sums by sample and channel                 reads z, s; writes x
+    scores       y, q, k_t and the attention weights p
+    attention    V_t, O = sum of p_s V_s, and its statistics                           reads x, V_s; writes V_t, O
+    sum          x' = x + m f(BN(O))                                                   reads x, O; writes x'
+
+and the backward pass, for the gradients g of x' and G_s of V_s from later layers,
+
+    attended     O, and the sums of m g and m g O^                                     reads g, V_s; writes O
+    values       G'_s = G_s + p_s dO, and the sums of dO V_s                           reads g, O, V_s, G_s; writes G'_s
+    keys         the gradients of q and of all keys
+    projections  the gradients of y and of the weights of q and k
+    gradient     dx without dy, 0 where x = 0; the gradients of the 3x3 weight and     reads g, G'_t, z, s; writes dx
+                 of the norm of z
+    weights      sums over programs
+    finish       adds dy; dz and ds                                                    reads dx, z, s; writes dz, ds
+
+The only map that is saved beside z and s is V_t, which later layers read as well: x and O are computed again.
+
+The function of layer t returns the earlier keys and values that it was given, too. Layer t + 1 reads those, so that the
+gradients G_s pass through the backward passes of all layers, and each of them adds its part in place. A kernel gets the
+values of several layers as a tuple of pointers, padded to a power of two. More than `GROUP` layers take several
+launches. The kernel of the attention reads the values of the `NEAR` latest layers; attended adds up those before them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..dispatch import TRACED
+from ..once import once_differentiable
+from ..residual_end import BatchNormArguments
+from . import batch_norm
+from .base_layer_gradients import VARYING, attended_kernel, keys_kernel, projections_kernel, values_kernel
+from .light_layer import (
+    FINISH_PIXELS,
+    FINISH_STAGES,
+    _as,
+    _attention_kernel,
+    _head_blocks,
+    _or,
+    _partial,
+    _Shape,
+    _sum_kernel,
+    run_end,
+)
+from .light_layer import unsupported_reason as light_unsupported_reason
+from .light_layer_gradients import finish_kernel, gradient_kernel, weights_kernel
+from .light_layer_parts import projections
+from .own_gradients import may_overwrite, new_gradient, references_of_own
+from .runtime import TYPES, is_traced, pieces, power_of_2, run_kernel
+
+if TYPE_CHECKING:
+    from ..light_layer import BlockEnd
+
+GROUP = 32  # layers whose values a kernel reads in one launch, a power of two
+NEAR = 8  # earlier layers whose values the kernel of the attention reads, a power of two
+REGISTERS = 168  # of a thread: three programs of four warps fit a multiprocessor
+LEAST_LAYERS = 4  # of a tuple: fewer sizes are fewer kernels to compile
+FOLD = 4  # neighboring channels of a head that a thread holds
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _scores_kernel(
+    pooled_ptr,  # [batch, segments, channels]: sums of x
+    query_weight_ptr,  # [size]
+    key_weight_ptr,  # [size]
+    keys,  # of a group of earlier layers, each [batch, channels]
+    query_ptr,  # [batch, channels]: q
+    key_ptr,  # [batch, channels]: k of this layer
+    weights_ptr,  # [batch, heads, layers]: p, or the scores if there are several groups
+    channels,
+    segments,
+    size,
+    pixels,
+    heads,
+    score_scale,
+    number,  # of earlier layers of the group
+    first_layer,
+    layers,
+    SOFTMAX: tl.constexpr,  # there is one group
+    LAYERS: tl.constexpr,
+    WIDTH: tl.constexpr,  # more than LAYERS
+    HEADS: tl.constexpr,
+    DEPTH: tl.constexpr,  # channels of a head
+    ACC: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    depth = channels // heads
+    within = tl.arange(0, DEPTH)
+    places = head[:, None] * depth + within[None, :]
+    inside = (head < heads)[:, None] & (within < depth)[None, :]
+    start = sample * segments * channels
+    query, key = projections(
+        pooled_ptr, query_weight_ptr, key_weight_ptr, start, places, inside, channels, segments, size, pixels, ACC
+    )
+    places += sample * channels
+    tl.store(query_ptr + places, query, mask=inside)
+    tl.store(key_ptr + places, key, mask=inside)
+    query = tl.where(inside, query, 0.0) * score_scale
+    column = tl.arange(0, WIDTH)
+    own = tl.sum(query * key, 1)
+    scores = tl.where((column == number)[None, :], own[:, None], float("-inf"))
+    for layer in tl.static_range(LAYERS):
+        known = inside & (places * 0 + layer < number)
+        score = tl.sum(query * tl.load(keys[layer] + places, mask=known, other=0.0).to(ACC), 1)
+        scores = tl.where(((column == layer) & (column < number))[None, :], score[:, None], scores)
+    if SOFTMAX:
+        scores = tl.exp(scores - tl.max(scores, 1)[:, None])
+        scores = scores / tl.sum(scores, 1)[:, None]
+    there = tl.where(column < number, first_layer + column, layers - 1)
+    store = weights_ptr + (sample * heads + head)[:, None] * layers + there[None, :]
+    tl.store(store, scores, mask=(head < heads)[:, None] & (column <= number)[None, :])
+
+
+def _groups(layers: int) -> Iterator[tuple[int, int]]:
+    """Yields the first layer of each group, and the one after its last."""
+    for first in range(0, layers, GROUP):
+        yield first, min(first + GROUP, layers)
+
+
+def _bucket(number: int) -> int:
+    """Returns the size of the tuple for some layers."""
+    return max(LEAST_LAYERS, power_of_2(number))
+
+
+def _padded(tensors: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
+    return (*tensors, *(tensors[0],) * (size - len(tensors)))
+
+
+def _folded(shape: _Shape, heads: int) -> dict[str, Any]:
+    """Returns the constants of a kernel that folds the channels."""
+    constants = shape.pixel_constants
+    fold = math.gcd(FOLD, shape.channels // heads)
+    return {
+        "PIXELS": constants["PIXELS"] // 2,
+        "FOLDS": constants["CHANNELS"] // fold,
+        "FOLD": fold,
+        "ACC": constants["ACC"],
+    }
+
+
+class _BaseLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        value_weight: Tensor,
+        mask: Tensor | None,
+        shortcut: Tensor | None,
+        source: Tensor | None,  # the input of the norm of the shortcut
+        source_table: Tensor | None,  # the table of that norm
+        heads: int,
+        relu: bool,
+        end_relu: bool,
+        earlier: int,
+        *others: Any,  # keys and values of the earlier layers, and the arguments of the norms, which autograd must see
+    ) -> tuple[Tensor, ...]:
+        keys, values, norms = others[:earlier], others[earlier : 2 * earlier], others[2 * earlier :]
+        size = len(BatchNormArguments._fields)
+        norm = BatchNormArguments(*norms[:size])
+        end = BatchNormArguments(*norms[size:]) if len(norms) > size else None
+        shape, layers = _Shape.of(x), earlier + 1
+        rows, tiles = shape.batch * shape.pixels, shape.tiles
+        needs_grad = any(ctx.needs_input_grad)
+        stored, pooled, active, table, end_table = run_end(
+            x, shortcut, norm, end, end_relu, shape, pooled=True, differentiated=needs_grad
+        )
+        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape)
+        value = torch.empty_like(x)
+        training = norm.training
+        output = torch.empty_like(x) if training else value
+        result = torch.empty_like(x) if not training else value
+        moments = _partial(x, shape, 3, grouped=True) if training else pooled
+        first = max(0, earlier - NEAR)
+        far = torch.empty_like(x) if first else None
+        for group in _groups(first):
+            _attended(None, values, group, weights, None, None, far, None, heads, shape, relu)
+        bucket = _bucket(earlier - first) if earlier else 0
+        run_kernel(
+            _attention_kernel, shape.programs,
+            stored, _or(far, x), value_weight, pooled, weights, _or(mask, pooled),
+            _or(table, pooled), output, moments, result, pooled, query_weight, key_weight,
+            shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
+            1, 1.0, value, _padded(values[first:], bucket) if earlier else None, earlier - first, first, layers,
+            GATED=True, DEPTH=0, PREVIOUS=far is not None, DECAY=False, MASKED=mask is not None, MOMENTS=training,
+            EARLIER=bucket, VALUE=True, ACTIVATION=relu, maxnreg=REGISTERS, **shape.constants,
+        )  # fmt: skip
+        if training:
+            table = batch_norm.batch_table(moments, norm, rows)
+            result = torch.empty_like(x)
+            run_kernel(
+                _sum_kernel, shape.all_pixels,
+                stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
+                MASKED=mask is not None, ACTIVATION=relu, **shape.pixel_constants,
+            )  # fmt: skip
+        if needs_grad:
+            references_of_own()
+        ctx.save_for_backward(
+            x, query_weight, key_weight, value_weight, mask, shortcut if source is None else source, source_table,
+            weights, query, pooled, active, table, end_table, norm.weight, None if end is None else end.weight,
+            *keys, key, *values, value,
+        )  # fmt: skip
+        ctx.heads, ctx.relu = heads, relu
+        ctx.flags = {
+            "END": end is not None, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu
+        }  # fmt: skip
+        ctx.training = training, end is not None and end.training
+        ctx.set_materialize_grads(False)
+        return result, weights, *keys, key, *values, value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *received: Tensor | None) -> Any:
+        own = may_overwrite(received)
+        (
+            x, query_weight, key_weight, value_weight, mask, shortcut, source_table, weights, query, pooled, active,
+            table, end_table, norm_weight, end_weight, *memory,
+        ) = ctx.saved_tensors  # fmt: skip
+        layers = len(memory) // 2
+        keys, values = memory[:layers], memory[layers:]
+        shape, heads, flags, relu = _Shape.of(x), ctx.heads, ctx.flags, ctx.relu
+        training, end_training = ctx.training
+        tiles, rows = shape.tiles, shape.batch * shape.pixels
+        pixels = tiles.rows * shape.width  # of a segment
+        grad = torch.zeros_like(x) if received[0] is None else _as(received[0], x)
+
+        output = torch.empty_like(x)
+        sums = _partial(x, shape, 2)
+        for group in _groups(layers):
+            _attended(grad, values, group, weights, table, mask, output, sums, heads, shape, relu)
+        norm_sums = batch_norm.sums_of_splits(sums)
+
+        constants = _folded(shape, heads)
+        fold = constants["FOLD"]
+        products = torch.empty(
+            (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
+        )
+        given, results = _results(values, received[2 + layers :], own[2 + layers :])
+        for first, last in _groups(layers):
+            bucket = _bucket(last - first)
+            run_kernel(
+                values_kernel, _folded_programs(shape, constants),
+                grad, output, _padded(values[first:last], bucket),
+                *_gradients(given[first:last], results[first:last], bucket),
+                weights, table, norm_sums, _or(mask, sums), products,
+                shape.pixels, pixels, tiles.segments, shape.channels, heads, float(rows), last - first, first, layers,
+                _bits(given[first:last]),
+                MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket, **constants,
+            )  # fmt: skip
+        grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
+            products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape
+        )
+        grad_values, grad_value = results[:-1], results[-1]
+
+        grad_x = torch.empty_like(x)
+        parameter_products = _partial(x, shape, 12, grouped=True)
+        switches = {
+            "NEXT": False, "IS_SHORTCUT": False, "DECAY": False, "MASKED": mask is not None, "TRAINING": training,
+            **flags,
+        }  # fmt: skip
+        run_kernel(
+            gradient_kernel, shape.programs,
+            grad, output, grad_value, x, _or(shortcut, x), x, value_weight, sums, sums, _or(mask, sums), table,
+            _or(end_table, table), _or(source_table, table), norm_sums, grad_x, grad_x, sums, parameter_products,
+            shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
+            float(rows),
+            DIRECT=True, GATED=False, PREVIOUS=False, maxnreg=REGISTERS, **switches, **shape.constants,
+        )  # fmt: skip
+        has_end = flags["END"]
+        kinds = 12 if has_end else 10
+        grads = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
+        block = min(32, max(16, power_of_2(shape.channels)))
+        run_kernel(
+            weights_kernel, (kinds, pieces(shape.channels, block)),
+            parameter_products, _or(active, products), grad_pooled, _or(end_table, table), grads,
+            shape.channels, len(parameter_products), shape.batch * tiles.segments, tiles.segments,
+            GATED=True, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
+        )  # fmt: skip
+        partial, grad_x = grad_x, torch.empty_like(x)
+        grad_shortcut = None if shortcut is None else torch.empty_like(x)
+        run_kernel(
+            finish_kernel, shape.finish_programs,
+            partial, x, _or(shortcut, x), grad, output, grad, sums, _or(mask, sums), table, norm_sums,
+            _or(end_table, table), _or(source_table, table), grads, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
+            shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
+            GATED=True, END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
+        )  # fmt: skip
+        grad_weight = grads[:9].view(value_weight.shape).to(value_weight.dtype)
+        others = (None,) * (len(BatchNormArguments._fields) - 2)
+        norms = (norm_sums[1].to(norm_weight.dtype), norm_sums[0].to(norm_weight.dtype), *others)
+        if has_end:
+            norms += (grads[11].to(end_weight.dtype), grads[10].to(end_weight.dtype), *others)
+        return (
+            grad_x, grad_query, grad_key, grad_weight, None, grad_shortcut, None, None, None, None, None, None,
+            *grad_keys, *grad_values, *norms,
+        )  # fmt: skip
+
+
+def _scores(
+    pooled: Tensor, query_weight: Tensor, key_weight: Tensor, keys: Sequence[Tensor], heads: int, shape: _Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns q and k, [B, C], and the attention weights, [B, heads, t], given the sums of x, [B * segments, C]."""
+    layers = len(keys) + 1
+    query, key = torch.empty((2, shape.batch, shape.channels), device=pooled.device, dtype=shape.acc).unbind()
+    weights = torch.empty((shape.batch, heads, layers), device=pooled.device, dtype=shape.acc)
+    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
+    groups = list(_groups(layers - 1)) or [(0, 0)]
+    for first, last in groups:
+        bucket = _bucket(last - first) if last else 0
+        run_kernel(
+            _scores_kernel, (shape.batch, blocks),
+            pooled, query_weight, key_weight, _padded(keys[first:last], bucket) if last else None, query, key, weights,
+            shape.channels, shape.tiles.segments, query_weight.shape[-1], shape.pixels, heads,
+            (shape.channels // heads) ** -0.5, last - first, first, layers,
+            SOFTMAX=len(groups) == 1, LAYERS=bucket, WIDTH=max(1, 2 * bucket), **constants,
+        )  # fmt: skip
+    return query, key, weights if len(groups) == 1 else weights.softmax(-1)
+
+
+def _folded_programs(shape: _Shape, constants: dict[str, Any]) -> tuple[int]:
+    chunks = pieces(shape.channels, constants["FOLDS"] * constants["FOLD"])
+    return (shape.batch * shape.tiles.segments * chunks,)
+
+
+def _attended(
+    grad: Tensor | None,
+    values: Sequence[Tensor],
+    group: tuple[int, int],
+    weights: Tensor,
+    table: Tensor | None,
+    mask: Tensor | None,
+    output: Tensor | None,
+    sums: Tensor | None,
+    heads: int,
+    shape: _Shape,
+    relu: bool,
+) -> None:
+    """Adds the values of a group of layers to `output`, and after the last layer computes `sums` if they are given."""
+    first, last = group
+    bucket, layers = _bucket(last - first), weights.shape[-1]
+    constants = _folded(shape, heads)
+    assert output is not None
+    run_kernel(
+        attended_kernel, _folded_programs(shape, constants),
+        _or(grad, output), _padded(values[first:last], bucket), weights, _or(table, weights), _or(mask, weights),
+        output, _or(sums, weights),
+        shape.pixels, shape.tiles.rows * shape.width, shape.tiles.segments, shape.channels, heads,
+        last - first, first, layers,
+        SUMS=sums is not None and last == layers, MASKED=mask is not None, ACTIVATION=relu, LAYERS=bucket, **constants,
+    )  # fmt: skip
+
+
+def _results(
+    tensors: Sequence[Tensor], received: Sequence[Tensor | None], own: Sequence[bool]
+) -> tuple[list[Tensor | None], list[Tensor]]:
+    """Returns the gradients received from later layers, laid out as the tensors, and where to write the new ones."""
+    given = [
+        grad if grad is None or mine else _like(grad, tensor)
+        for tensor, grad, mine in zip(tensors, received, own, strict=True)
+    ]
+    results = [
+        grad if mine and grad is not None else new_gradient(tensor)
+        for tensor, grad, mine in zip(tensors, given, own, strict=True)
+    ]
+    return given, results
+
+
+def _like(grad: Tensor, tensor: Tensor) -> Tensor:
+    return _as(grad, tensor) if tensor.dim() == 4 else grad.to(tensor.dtype).contiguous()
+
+
+def _gradients(
+    given: Sequence[Tensor | None], results: Sequence[Tensor], size: int
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Returns the two tuples of a kernel: the gradients received, and where it writes the new ones."""
+    read = [_or(grad, result) for grad, result in zip(given, results, strict=True)]
+    return _padded(read, size), _padded(results, size)
+
+
+def _bits(given: Sequence[Tensor | None]) -> int:
+    return sum(1 << layer for layer, grad in enumerate(given) if grad is not None)
+
+
+def _score_gradients(
+    products: Tensor,
+    weights: Tensor,
+    received: Sequence[Tensor | None],
+    own: Sequence[bool],
+    query: Tensor,
+    keys: Sequence[Tensor],
+    pooled: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    heads: int,
+    fold: int,
+    shape: _Shape,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Returns the gradients of earlier keys, of each pixel of x through the average, and of the weights of q and k."""
+    layers, segments, size = len(keys), shape.tiles.segments, query_weight.shape[-1]
+    given, results = _results(keys, received[2 : 2 + layers], own[2 : 2 + layers])
+    grad_weights = received[1]
+    grad_query = torch.empty_like(query)
+    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
+    folds = power_of_2(shape.channels // heads // fold)
+    for first, last in _groups(layers):
+        bucket = _bucket(last - first)
+        run_kernel(
+            keys_kernel, (shape.batch, blocks),
+            products, weights, weights if grad_weights is None else grad_weights.contiguous(), query,
+            _padded(keys[first:last], bucket), *_gradients(given[first:last], results[first:last], bucket), grad_query,
+            shape.channels, segments, heads, (shape.channels // heads) ** -0.5, last - first, first, layers,
+            _bits(given[first:last]),
+            RETURNED=grad_weights is not None, LAYERS=bucket, FOLDS=folds, FOLD=fold, **constants,
+        )  # fmt: skip
+    block = min(256, max(16, power_of_2(shape.channels)))
+    chunks = pieces(shape.channels, block)
+    grad_pooled = torch.empty_like(query)
+    partial = torch.empty((shape.batch * chunks, 2, size), device=query.device, dtype=shape.acc)
+    run_kernel(
+        projections_kernel, (shape.batch, chunks),
+        pooled, query_weight, key_weight, grad_query, results[-1], grad_pooled, partial,
+        shape.channels, segments, size, shape.pixels, CHANNELS=block, ACC=TYPES[shape.acc],
+    )  # fmt: skip
+    of_query, of_key = partial.sum(0)
+    return (
+        results[:-1],
+        grad_pooled,
+        of_query.to(query_weight.dtype).reshape(query_weight.shape),
+        of_key.to(key_weight.dtype).reshape(key_weight.shape),
+    )
+
+
+class _NothingSaved:
+    """The context of a forward pass without a backward pass."""
+
+    needs_input_grad = (False,)
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def unsupported_reason(
+    x: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    norm: BatchNormArguments,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    relu: bool = False,
+    end: BlockEnd | None = None,
+) -> str | None:
+    if is_traced(x, *keys, *values):
+        return TRACED
+    reason = light_unsupported_reason(
+        x, query_weight, key_weight, value_weight, None, None, norm, mask, heads=heads, end=end
+    )
+    if reason is not None:
+        return reason
+    if any(v.shape != x.shape or v.dtype != x.dtype for v in values):
+        return "the values must have the shape and dtype of the map"
+    if any(not v.is_contiguous(memory_format=torch.channels_last) for v in values):
+        return "the values must be channels_last"
+    if len(keys) != len(values):
+        return f"there must be as many keys as values, got {len(keys)} and {len(values)}"
+    if any(k.shape != x.shape[:2] or not k.is_contiguous() for k in keys):
+        return "the keys must be contiguous, with one number for each sample and channel"
+    return None
+
+
+def base_layer(
+    x: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    norm: BatchNormArguments,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    relu: bool = False,
+    end: BlockEnd | None = None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    norms = (*norm, *end.norm) if end is not None else (*norm,)
+    source, source_table = (None, None) if end is None or end.source is None else end.source
+    arguments = (
+        x, query_weight, key_weight, value_weight, mask, None if end is None else end.shortcut, source, source_table,
+        heads, relu, end is not None and end.relu, len(keys), *keys, *values, *norms,
+    )  # fmt: skip
+    if torch.is_grad_enabled():
+        outputs = _BaseLayer.apply(*arguments)
+    else:
+        outputs = _BaseLayer.forward(_NothingSaved(), *arguments)
+    x, weights, *memory = outputs
+    layers = len(keys) + 1
+    return x, weights, tuple(memory[:layers]), tuple(memory[layers:])

@@ -1,0 +1,991 @@
+"""Fused kernels of a layer with MRLA-light in a transformer: the norms, the attention over the grid and the sum.
+
+Tokens [B, P + H W, C] are read where they lie, so that neither a map nor the patch tokens are copied. With n the
+normalized patch tokens, the forward pass runs
+
+    statistics   mean and 1 / std of each token of x and O', sums of n by sample         reads x, O'
+    gate         y, q, k and the gates
+    attention    u = the 3x3 convolution of n, O = gate GELU(u) + lambda LayerNorm'(O'),   reads x, O'; writes O, x'
+                 x' = x + m O; the prefix tokens
+
+and the backward pass, for the gradients g of x' and dO of O from the next layer, with dO += m g,
+
+    values       u again; du = gate dO GELU'(u), and sums of dO GELU(u) by sample         reads x, g, dO; writes du
+    scores       gradients of the scores, y, and the weights of q and k
+    convolution  dn without dy, the transposed convolution of du; gradient of the weight   reads x, du; writes dn
+    norms        dx and dO' through both norms, and the gradients of lambda and of the     reads x, g, dO, dn, O';
+                 norms' weights                                                            writes dx, dO'
+    sums         sums over programs
+
+x, O' and the statistics are saved; n, u and GELU(u) are computed again. Everything is computed in float32 (float64 for
+float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..autocast import autocast_type
+from ..dispatch import TRACED
+from .batch_norm import accumulator, sum_of_splits
+from .layer_norm import input_gradient, normalize
+from .light_layer import SMALL_BATCH, _compute_gates, _gate_gradients, _or, _partial, _Shape, _shape
+from .light_layer_parts import append, gates_of_channels, program_and_channels, three_weights
+from .runtime import (
+    INTERPRETED,
+    TYPES,
+    DifferentiableOperator,
+    device_unsupported_reason,
+    is_traced_otherwise,
+    pieces,
+    power_of_2,
+    run_kernel,
+)
+
+if TYPE_CHECKING:
+    from ..light_tokens import LayerNormArguments
+
+ELEMENTS = 2048  # of a tile of entire tokens in the forward pass
+GRADIENT_ELEMENTS = 1024  # and in the backward pass
+PER_WARP = 256  # elements of such a tile
+TOKEN_STAGES = 2  # such tiles that are loaded ahead
+TILE_STAGES = 3  # rows of the grid that are loaded ahead
+WIDEST_ROW = 16  # pixels that a thread holds; of wider grids, half as many
+ROW_CHANNELS = 64  # of a program whose threads hold the pixels of a row
+PER_ROW_WARP = 64  # of these channels
+REGISTERS = {} if torch.version.hip else {"maxnreg": 168}  # so that a multiprocessor runs three programs of four warps
+PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
+MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
+SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
+MOST_CHANNELS = 16384
+DTYPES = tuple(TYPES)
+
+
+@triton.jit
+def _statistics_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    previous_ptr,  # [batch, previous_tokens, channels]: O'
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    statistics_ptr,  # [batch, 4, tokens]: mean and 1 / std of x, and of O'
+    sums_ptr,  # [batch, segments, channels]: sums of n over the patch tokens
+    tokens,
+    previous_tokens,
+    prefix,
+    tokens_per_segment,
+    segments,
+    channels,
+    eps,
+    previous_eps,
+    PREVIOUS: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    sample = (tl.program_id(0) // segments).to(tl.int64)
+    first = (tl.program_id(0) % segments) * tokens_per_segment
+    last = tl.minimum(first + tokens_per_segment, tokens)
+    columns = tl.arange(0, CHANNELS)
+    inside = columns < channels
+    x_ptr += sample * tokens * channels
+    previous_ptr += (sample * previous_tokens + previous_tokens - tokens) * channels  # the patch tokens are the last
+    statistics_ptr += sample * 4 * tokens
+    total = tl.zeros([TOKENS, CHANNELS], ACC)
+    for start in tl.range(first, last, TOKENS, num_stages=STAGES):
+        token = start + tl.arange(0, TOKENS)
+        known = token < last
+        patch = known & (token >= prefix)
+        places = token[:, None] * channels + columns[None, :]
+        x = tl.load(x_ptr + places, mask=known[:, None] & inside[None, :], other=0.0).to(ACC)
+        normed, mean, inverse_std = normalize(x, inside, channels, eps)
+        tl.store(statistics_ptr + token, mean, mask=known)
+        tl.store(statistics_ptr + tokens + token, inverse_std, mask=known)
+        total += tl.where(patch[:, None], normed, 0.0)
+        if PREVIOUS:
+            previous = tl.load(previous_ptr + places, mask=patch[:, None] & inside[None, :], other=0.0).to(ACC)
+            _, mean, inverse_std = normalize(previous, inside, channels, previous_eps)
+            tl.store(statistics_ptr + 2 * tokens + token, mean, mask=patch)
+            tl.store(statistics_ptr + 3 * tokens + token, inverse_std, mask=patch)
+    count = tl.maximum(last - tl.maximum(first, prefix), 0)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    total_here = gamma * tl.sum(total, 0) + beta * count
+    tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * channels + columns, total_here, mask=inside)
+
+
+@triton.jit
+def _load_normed(
+    x_ptr, statistics_ptr, token, known, columns, inside, gamma, beta, tokens, channels, ACC: tl.constexpr
+):
+    """Returns n of some tokens, which is 0 where a token is not known."""
+    places = token[:, None] * channels + columns[None, :]
+    x = tl.load(x_ptr + places, mask=known[:, None] & inside[None, :], other=0.0).to(ACC)
+    mean = tl.load(statistics_ptr + token, mask=known, other=0.0)
+    inverse_std = tl.load(statistics_ptr + tokens + token, mask=known, other=0.0)
+    normed = (x - mean[:, None]) * inverse_std[:, None] * gamma[None, :] + beta[None, :]
+    return tl.where(known[:, None], normed, 0.0)
+
+
+@triton.jit
+def _load_row(
+    x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+    WHOLE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Returns n of a pixel to the left, COLUMNS pixels and a pixel to the right, 0 outside of the grid."""
+    tokens = prefix + height * width
+    normed = ()
+    for index in tl.static_range(COLUMNS + 2):
+        if WHOLE and (index == 0 or index == COLUMNS + 1):
+            normed = append(normed, tl.zeros([CHANNELS], ACC))
+        else:
+            w = left + index - 1
+            known = columns * 0 + row < height  # the interpreter splats no bool
+            if not WHOLE:
+                known = known & (columns * 0 + w >= 0) & (columns * 0 + w < width)
+                w = tl.minimum(tl.maximum(w, 0), width - 1)
+            token = prefix + tl.minimum(row, height - 1) * width + w
+            value = tl.load(x_ptr + token * channels + columns, mask=known & inside, other=0.0).to(ACC)
+            mean = tl.load(statistics_ptr + token)
+            inverse_std = tl.load(statistics_ptr + tokens + token)
+            normed = append(normed, tl.where(known, (value - mean) * inverse_std * gamma + beta, 0.0))
+    return normed
+
+
+@triton.jit
+def _zeros(COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
+    """Returns a row of pixels of zeros."""
+    row = ()
+    for _ in tl.static_range(COLUMNS):
+        row = append(row, tl.zeros([CHANNELS], ACC))
+    return row
+
+
+@triton.jit
+def _add_row(row, normed, w0, w1, w2, COLUMNS: tl.constexpr):
+    """Returns a row of pixels plus the convolution of n with three weights."""
+    added = ()
+    for index in tl.static_range(COLUMNS):
+        added = append(added, row[index] + w0 * normed[index] + w1 * normed[index + 1] + w2 * normed[index + 2])
+    return added
+
+
+@triton.jit
+def _gelu(u, ACC: tl.constexpr):
+    """Returns the normal distribution function Φ(u), by which GELU multiplies u, and its derivative.
+
+    In float32, erf is approximated to 1.5e-7 (Abramowitz and Stegun, 7.1.26), about the rounding error of 1 + erf.
+    CUDA's erf takes more instructions, on which these kernels spend most of their time.
+    """
+    density = 0.3989422804014327 * tl.exp(-0.5 * u * u)
+    if ACC == tl.float64:  # noqa: SIM300
+        below = 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+    else:
+        t = 1.0 / (1.0 + 0.2316418882 * tl.abs(u))  # 0.3275911 / sqrt(2)
+        tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+        tail *= 1.2533141373155003 * density  # exp(-u² / 2) / 2
+        below = tl.where(u < 0, tail, 1.0 - tail)
+    return below, density
+
+
+@triton.jit
+def _attention_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    previous_ptr,  # [batch, previous_tokens, channels]: O'
+    statistics_ptr,  # [batch, 4, tokens]
+    weight_ptr,  # [channels, 9]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    previous_gamma_ptr,  # [channels]
+    previous_beta_ptr,  # [channels]
+    decay_ptr,  # [channels]
+    gate_ptr,  # [batch, heads]
+    mask_ptr,  # [batch]
+    output_ptr,  # [batch, height * width, channels]: O
+    sum_ptr,  # [batch, tokens, channels]: x'
+    pooled_ptr,  # [batch, pooled_segments, channels]: sums of n
+    query_ptr,  # [size]
+    key_ptr,  # [size]
+    previous_tokens,
+    prefix,
+    height,
+    width,
+    channels,
+    heads,
+    segments,
+    rows,
+    pooled_segments,
+    size,
+    score_scale,
+    GATED: tl.constexpr,
+    DEPTH: tl.constexpr,  # channels of a head, if the gates are computed here, else 0
+    PREVIOUS: tl.constexpr,
+    DECAY: tl.constexpr,
+    MASKED: tl.constexpr,
+    ADD_PREFIX: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    sample = (program // segments).to(tl.int64)  # within a sample, offsets of 32 bits suffice
+    first = (program % segments) * rows
+    last = tl.minimum(first + rows, height)
+    pixels = height * width
+    tokens = prefix + pixels
+    x_ptr += sample * tokens * channels
+    sum_ptr += sample * tokens * channels
+    statistics_ptr += sample * 4 * tokens
+    previous_ptr += (sample * previous_tokens + previous_tokens - tokens) * channels
+    output_ptr += (sample * pixels - prefix) * channels
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    scale = tl.full([CHANNELS], 1.0, ACC)  # lambda gamma' and lambda beta'
+    shift = tl.full([CHANNELS], 1.0, ACC)
+    if PREVIOUS:
+        scale = tl.load(previous_gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+        shift = tl.load(previous_beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+        if DECAY:
+            decay = tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
+            scale *= decay
+            shift *= decay
+    gate = tl.full([CHANNELS], 1.0, ACC)
+    if DEPTH > 0:
+        gate = gates_of_channels(
+            pooled_ptr, query_ptr, key_ptr, sample, columns, inside, channels, pooled_segments, size, pixels,
+            score_scale, DEPTH, CHANNELS, ACC,
+        )  # fmt: skip
+        one = inside & (columns % DEPTH == 0)  # all segments store the same
+        tl.store(gate_ptr + sample * heads + columns // DEPTH, gate, mask=one)
+    elif GATED:
+        gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+    factor = 1.0
+    if MASKED:
+        factor = tl.load(mask_ptr + sample).to(ACC)
+    if first == 0:
+        for token in range(prefix):
+            value = tl.load(x_ptr + token * channels + columns, mask=inside, other=0.0).to(ACC)
+            if ADD_PREFIX:
+                mean = tl.load(statistics_ptr + token)
+                inverse_std = tl.load(statistics_ptr + tokens + token)
+                value += factor * ((value - mean) * inverse_std * gamma + beta)
+            tl.store(sum_ptr + token * channels + columns, value.to(sum_ptr.dtype.element_ty), mask=inside)
+    for left in range(0, width, COLUMNS):
+        above = _zeros(COLUMNS, CHANNELS, ACC)  # u of the row above, without the row below it
+        here = _zeros(COLUMNS, CHANNELS, ACC)  # u of this row, without the rows below
+        for row in range(tl.maximum(first - 1, 0), last + 1):
+            normed = _load_row(
+                x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+                WHOLE, COLUMNS, CHANNELS, ACC,
+            )  # fmt: skip
+            above = _add_row(above, normed, w20, w21, w22, COLUMNS)
+            if row > first:  # the row above is complete
+                for index in tl.static_range(COLUMNS):
+                    known = inside
+                    if not WHOLE:
+                        known = inside & (columns * 0 + left + index < width)
+                    token = prefix + (row - 1) * width + left + index
+                    places = token * channels + columns
+                    output = gate * above[index] * _gelu(above[index], ACC)[0]
+                    if PREVIOUS:
+                        memory = tl.load(previous_ptr + places, mask=known, other=0.0).to(ACC)
+                        if not WHOLE:
+                            token = tl.minimum(token, tokens - 1)
+                        mean = tl.load(statistics_ptr + 2 * tokens + token)
+                        inverse_std = tl.load(statistics_ptr + 3 * tokens + token)
+                        output += (memory - mean) * inverse_std * scale + shift
+                    x = tl.load(x_ptr + places, mask=known, other=0.0).to(ACC)  # again, from the cache
+                    tl.store(output_ptr + places, output.to(output_ptr.dtype.element_ty), mask=known)
+                    tl.store(sum_ptr + places, (x + factor * output).to(sum_ptr.dtype.element_ty), mask=known)
+            above = _add_row(here, normed, w10, w11, w12, COLUMNS)
+            here = _add_row(_zeros(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
+
+
+@triton.jit
+def _values_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    grad_ptr,  # [batch, tokens, channels]: g
+    next_ptr,  # [batch, height * width, channels]: gradient of O from the next layer
+    statistics_ptr,  # [batch, 4, tokens]
+    weight_ptr,  # [channels, 9]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    gate_ptr,  # [batch, heads]
+    mask_ptr,  # [batch]
+    grad_value_ptr,  # [batch, height * width, channels]: du
+    grad_gate_ptr,  # [batch, segments, channels]: sums of dO GELU(u)
+    prefix,
+    height,
+    width,
+    channels,
+    heads,
+    segments,
+    rows,
+    NEXT: tl.constexpr,
+    GATED: tl.constexpr,
+    MASKED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    sample = (program // segments).to(tl.int64)
+    first = (program % segments) * rows
+    last = tl.minimum(first + rows, height)
+    pixels = height * width
+    tokens = prefix + pixels
+    x_ptr += sample * tokens * channels
+    grad_ptr += sample * tokens * channels
+    statistics_ptr += sample * 4 * tokens
+    next_ptr += (sample * pixels - prefix) * channels
+    grad_value_ptr += (sample * pixels - prefix) * channels
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    gate = tl.full([CHANNELS], 1.0, ACC)
+    if GATED:
+        gate = tl.load(gate_ptr + sample * heads + columns // (channels // heads), mask=inside, other=0.0).to(ACC)
+    factor = 1.0
+    if MASKED:
+        factor = tl.load(mask_ptr + sample).to(ACC)
+    through_value = tl.zeros([CHANNELS], ACC)
+    for left in range(0, width, COLUMNS):
+        above = _zeros(COLUMNS, CHANNELS, ACC)  # as in the forward pass
+        here = _zeros(COLUMNS, CHANNELS, ACC)
+        for row in range(tl.maximum(first - 1, 0), last + 1):
+            normed = _load_row(
+                x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+                WHOLE, COLUMNS, CHANNELS, ACC,
+            )  # fmt: skip
+            above = _add_row(above, normed, w20, w21, w22, COLUMNS)
+            if row > first:
+                for index in tl.static_range(COLUMNS):
+                    known = inside
+                    if not WHOLE:
+                        known = inside & (columns * 0 + left + index < width)
+                    places = (prefix + (row - 1) * width + left + index) * channels + columns
+                    grad = factor * tl.load(grad_ptr + places, mask=known, other=0.0).to(ACC)
+                    if NEXT:
+                        grad += tl.load(next_ptr + places, mask=known, other=0.0).to(ACC)
+                    u = above[index]
+                    below, density = _gelu(u, ACC)
+                    if GATED:
+                        through_value += grad * u * below
+                    grad_value = gate * grad * (below + u * density)
+                    tl.store(grad_value_ptr + places, grad_value.to(grad_value_ptr.dtype.element_ty), mask=known)
+            above = _add_row(here, normed, w10, w11, w12, COLUMNS)
+            here = _add_row(_zeros(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
+    if GATED:
+        tl.store(grad_gate_ptr + program.to(tl.int64) * channels + columns, through_value, mask=inside)
+
+
+@triton.jit
+def _convolution_kernel(
+    grad_value_ptr,  # [batch, height * width, channels]: du
+    x_ptr,  # [batch, tokens, channels]
+    statistics_ptr,  # [batch, 4, tokens]
+    weight_ptr,  # [channels, 9]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    grad_normed_ptr,  # [batch, height * width, channels]: dn without dy
+    products_ptr,  # [groups * segments, 9, channels]: of the 3x3 weight
+    prefix,
+    height,
+    width,
+    channels,
+    batch,
+    samples,
+    segments,
+    rows,
+    STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    earliest = (program // segments) * samples
+    first = (program % segments) * rows
+    last = tl.minimum(first + rows, height)
+    begin = tl.maximum(first - 1, 0)
+    pixels = height * width
+    tokens = prefix + pixels
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    p00 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p01 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p02 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p10 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p11 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p12 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p20 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p21 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    p22 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    for index in range(tl.minimum(batch - earliest, samples)):
+        sample = (earliest + index).to(tl.int64)
+        x_here = x_ptr + sample * tokens * channels
+        statistics_here = statistics_ptr + sample * 4 * tokens
+        grad_value_here = grad_value_ptr + sample * pixels * channels
+        grad_normed_here = grad_normed_ptr + sample * pixels * channels
+        for left in range(0, width, COLUMNS):
+            w = left + tl.arange(0, COLUMNS)
+            across = (w < width)[:, None] & inside[None, :]
+            from_left = ((w >= 1) & (w <= width))[:, None] & inside[None, :]
+            from_right = (w < width - 1)[:, None] & inside[None, :]
+            above = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of the row above, without the row below it
+            here = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of this row, without the rows below
+            n_above = tl.zeros([COLUMNS, CHANNELS], ACC)  # n of the row above, 0 outside of the program's rows
+            n_here = _load_normed(
+                x_here, statistics_here, prefix + begin * width + w, (w < width) & (w * 0 + begin >= first),
+                columns, inside, gamma, beta, tokens, channels, ACC,
+            )  # fmt: skip
+            for row in tl.range(begin, last + 1, num_stages=STAGES):
+                exists = (w * 0 + row < height)[:, None]
+                places = (row * width + w)[:, None] * channels + columns[None, :]
+                c0 = tl.load(grad_value_here + places - channels, mask=from_left & exists, other=0.0).to(ACC)
+                c1 = tl.load(grad_value_here + places, mask=across & exists, other=0.0).to(ACC)
+                c2 = tl.load(grad_value_here + places + channels, mask=from_right & exists, other=0.0).to(ACC)
+                n_below = _load_normed(
+                    x_here, statistics_here, prefix + (row + 1) * width + w, (w < width) & (w * 0 + row + 1 < last),
+                    columns, inside, gamma, beta, tokens, channels, ACC,
+                )  # fmt: skip
+                # n at (i, j) entered u at (i + 1 - di, j + 1 - dj)
+                above += w00[None, :] * c2 + w01[None, :] * c1 + w02[None, :] * c0
+                ready = across & (w * 0 + row > first)[:, None]
+                places -= width * channels
+                tl.store(grad_normed_here + places, above.to(grad_normed_ptr.dtype.element_ty), mask=ready)
+                above = here + w10[None, :] * c2 + w11[None, :] * c1 + w12[None, :] * c0
+                here = w20[None, :] * c2 + w21[None, :] * c1 + w22[None, :] * c0
+                p00 += n_above * c2
+                p01 += n_above * c1
+                p02 += n_above * c0
+                p10 += n_here * c2
+                p11 += n_here * c1
+                p12 += n_here * c0
+                p20 += n_below * c2
+                p21 += n_below * c1
+                p22 += n_below * c0
+                n_above = n_here + 0.0
+                n_here = n_below + 0.0
+    store = products_ptr + program.to(tl.int64) * 9 * channels + columns
+    tl.store(store, tl.sum(p00, 0), mask=inside)
+    tl.store(store + channels, tl.sum(p01, 0), mask=inside)
+    tl.store(store + 2 * channels, tl.sum(p02, 0), mask=inside)
+    tl.store(store + 3 * channels, tl.sum(p10, 0), mask=inside)
+    tl.store(store + 4 * channels, tl.sum(p11, 0), mask=inside)
+    tl.store(store + 5 * channels, tl.sum(p12, 0), mask=inside)
+    tl.store(store + 6 * channels, tl.sum(p20, 0), mask=inside)
+    tl.store(store + 7 * channels, tl.sum(p21, 0), mask=inside)
+    tl.store(store + 8 * channels, tl.sum(p22, 0), mask=inside)
+
+
+@triton.jit
+def _norms_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    previous_ptr,  # [batch, previous_tokens, channels]: O'
+    grad_ptr,  # [batch, tokens, channels]: g
+    next_ptr,  # [batch, pixels, channels]: gradient of O from the next layer
+    grad_normed_ptr,  # [batch, pixels, channels]: dn without dy
+    grad_pooled_ptr,  # [batch, channels]: gradient of each token of n through the average
+    statistics_ptr,  # [batch, 4, tokens]
+    gamma_ptr,  # [channels]
+    previous_gamma_ptr,  # [channels]
+    decay_ptr,  # [channels]
+    mask_ptr,  # [batch]
+    grad_x_ptr,  # [batch, tokens, channels]
+    grad_previous_ptr,  # [batch, previous_tokens, channels]
+    sums_ptr,  # [programs, 4, channels]: sums of dn n^ and dn, dO O'^ and dO, where ^ is normalized
+    rows,  # batch * tokens
+    tokens,
+    previous_tokens,
+    prefix,
+    channels,
+    NEXT: tl.constexpr,
+    GATED: tl.constexpr,
+    PREVIOUS: tl.constexpr,
+    DECAY: tl.constexpr,
+    MASKED: tl.constexpr,
+    ADD_PREFIX: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    columns = tl.arange(0, CHANNELS)
+    inside = columns < channels
+    pixels = tokens - prefix
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    previous_gamma = tl.zeros([CHANNELS], ACC)
+    if PREVIOUS:
+        previous_gamma = tl.load(previous_gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+        if DECAY:
+            previous_gamma *= tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
+    grad_gamma = tl.zeros([TOKENS, CHANNELS], ACC)
+    grad_beta = tl.zeros([TOKENS, CHANNELS], ACC)
+    correlated = tl.zeros([TOKENS, CHANNELS], ACC)
+    total = tl.zeros([TOKENS, CHANNELS], ACC)
+    for start in tl.range(tl.program_id(0) * TOKENS, rows, tl.num_programs(0) * TOKENS, num_stages=STAGES):
+        row = (start + tl.arange(0, TOKENS)).to(tl.int64)
+        known = row < rows
+        sample = row // tokens
+        token = row % tokens
+        patch = known & (token >= prefix)
+        known_channels = known[:, None] & inside[None, :]
+        patch_channels = patch[:, None] & inside[None, :]
+        places = row[:, None] * channels + columns[None, :]
+        pixel = (sample * pixels + token - prefix)[:, None] * channels + columns[None, :]
+        grad = tl.load(grad_ptr + places, mask=known_channels, other=0.0).to(ACC)
+        masked = grad
+        if MASKED:
+            masked = grad * tl.load(mask_ptr + sample, mask=known, other=0.0).to(ACC)[:, None]
+        grad_normed = tl.load(grad_normed_ptr + pixel, mask=patch_channels, other=0.0).to(ACC)
+        if GATED:
+            average = sample[:, None] * channels + columns[None, :]
+            grad_normed += tl.load(grad_pooled_ptr + average, mask=patch_channels, other=0.0)
+        if ADD_PREFIX:
+            grad_normed += tl.where(patch[:, None], 0.0, masked)
+        x = tl.load(x_ptr + places, mask=known_channels, other=0.0).to(ACC)
+        statistics = sample * 4 * tokens + token
+        mean = tl.load(statistics_ptr + statistics, mask=known, other=0.0)
+        inverse_std = tl.load(statistics_ptr + statistics + tokens, mask=known, other=0.0)
+        normed = tl.where(inside[None, :], (x - mean[:, None]) * inverse_std[:, None], 0.0)
+        grad_gamma += grad_normed * normed
+        grad_beta += grad_normed
+        grad_x = grad + input_gradient(grad_normed * gamma[None, :], normed, inverse_std, channels)
+        tl.store(grad_x_ptr + places, grad_x.to(grad_x_ptr.dtype.element_ty), mask=known_channels)
+        if PREVIOUS:
+            grad_output = tl.where(patch[:, None], masked, 0.0)
+            if NEXT:
+                grad_output += tl.load(next_ptr + pixel, mask=patch_channels, other=0.0).to(ACC)
+            there = token + previous_tokens - tokens
+            places = (sample * previous_tokens + there)[:, None] * channels + columns[None, :]
+            previous = tl.load(previous_ptr + places, mask=patch_channels, other=0.0).to(ACC)
+            mean = tl.load(statistics_ptr + statistics + 2 * tokens, mask=patch, other=0.0)
+            inverse_std = tl.load(statistics_ptr + statistics + 3 * tokens, mask=patch, other=0.0)
+            normed = tl.where(inside[None, :], (previous - mean[:, None]) * inverse_std[:, None], 0.0)
+            correlated += grad_output * normed
+            total += grad_output
+            grad_previous = input_gradient(grad_output * previous_gamma[None, :], normed, inverse_std, channels)
+            # prefix tokens of O', if there are any, have a gradient of zero
+            stored = (known & (there >= 0))[:, None] & inside[None, :]
+            tl.store(grad_previous_ptr + places, grad_previous.to(grad_previous_ptr.dtype.element_ty), mask=stored)
+    store = sums_ptr + tl.program_id(0).to(tl.int64) * 4 * channels + columns
+    tl.store(store, tl.sum(grad_gamma, 0), mask=inside)
+    tl.store(store + channels, tl.sum(grad_beta, 0), mask=inside)
+    tl.store(store + 2 * channels, tl.sum(correlated, 0), mask=inside)
+    tl.store(store + 3 * channels, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit
+def _sums_kernel(
+    products_ptr,  # [splits, 9, channels]: of the 3x3 weight
+    norms_ptr,  # [programs, 4, channels]: see `_norms_kernel`
+    projections_ptr,  # [projection_splits, 2 * size]: of the weights of q and k
+    previous_gamma_ptr,  # [channels]
+    previous_beta_ptr,  # [channels]
+    decay_ptr,  # [channels]
+    value_ptr,  # [channels, 9]: gradient of the 3x3 weight
+    grads_ptr,  # [5, channels]: gradients of gamma, beta, gamma', beta' and lambda
+    grad_projections_ptr,  # [2 * size]
+    channels,
+    splits,
+    programs,
+    projection_splits,
+    sizes,  # 2 * size
+    PREVIOUS: tl.constexpr,
+    DECAY: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    kind = tl.program_id(0)
+    columns = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = columns < channels
+    if kind < 9:
+        product = sum_of_splits(products_ptr, kind, columns, inside, channels, splits, 9, SPLITS, CHANNELS, ACC)
+        tl.store(value_ptr + columns * 9 + kind, product, mask=inside)
+    elif kind < 11:
+        norm = sum_of_splits(norms_ptr, kind - 9, columns, inside, channels, programs, 4, SPLITS, CHANNELS, ACC)
+        tl.store(grads_ptr + (kind - 9) * channels + columns, norm, mask=inside)
+    elif kind == 11:
+        inside = columns < sizes
+        weight = sum_of_splits(projections_ptr, 0, columns, inside, sizes, projection_splits, 1, SPLITS, CHANNELS, ACC)
+        tl.store(grad_projections_ptr + columns, weight, mask=inside)
+    else:
+        correlated = tl.zeros([CHANNELS], ACC)
+        total = tl.zeros([CHANNELS], ACC)
+        gamma = tl.load(previous_gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+        beta = tl.load(previous_beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+        if PREVIOUS:
+            correlated = sum_of_splits(norms_ptr, 2, columns, inside, channels, programs, 4, SPLITS, CHANNELS, ACC)
+            total = sum_of_splits(norms_ptr, 3, columns, inside, channels, programs, 4, SPLITS, CHANNELS, ACC)
+        decay = tl.full([CHANNELS], 1.0, ACC)
+        if DECAY:
+            decay = tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
+        tl.store(grads_ptr + 2 * channels + columns, correlated * decay, mask=inside)
+        tl.store(grads_ptr + 3 * channels + columns, total * decay, mask=inside)
+        tl.store(grads_ptr + 4 * channels + columns, correlated * gamma + total * beta, mask=inside)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of the tokens, how they are divided among programs, and the constants of the kernels.
+
+    Args:
+        shape: Sizes of the map of the patch tokens, and how it is divided among the programs that convolve it.
+        prefix: P, the number of prefix tokens.
+        previous_tokens: The number of tokens of a sample in O'.
+    """
+
+    shape: _Shape
+    prefix: int
+    previous_tokens: int
+
+    @classmethod
+    def of(cls, x: Tensor, previous: Tensor | None, height: int, width: int) -> _Sizes:
+        return _sizes(*x.shape, previous is not None and previous.dim() == 3, height, width, accumulator(x))
+
+    @cached_property
+    def tokens(self) -> int:
+        return self.prefix + self.shape.pixels
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        """The constants of a kernel of the forward pass whose programs hold entire tokens."""
+        return self._whole_tokens(ELEMENTS)
+
+    @cached_property
+    def gradient_constants(self) -> dict[str, Any]:
+        """The constants of such a kernel of the backward pass."""
+        return self._whole_tokens(GRADIENT_ELEMENTS)
+
+    @cached_property
+    def tile_constants(self) -> dict[str, Any]:
+        """The constants of a kernel whose programs hold tiles of some pixels of a row."""
+        return {**self.shape.constants, "STAGES": TILE_STAGES, **REGISTERS}
+
+    @cached_property
+    def row_constants(self) -> dict[str, Any]:
+        """The constants of a kernel whose threads hold the pixels of a row."""
+        channels = min(ROW_CHANNELS, max(16, power_of_2(self.shape.channels)))
+        whole = self.shape.width <= WIDEST_ROW
+        sizes = {"WHOLE": whole, "COLUMNS": self.shape.width if whole else WIDEST_ROW // 2, "CHANNELS": channels}
+        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": max(1, channels // PER_ROW_WARP), **REGISTERS}
+
+    @cached_property
+    def row_programs(self) -> tuple[int]:
+        """The grid of such a kernel."""
+        chunks = pieces(self.shape.channels, self.row_constants["CHANNELS"])
+        return (self.shape.batch * self.shape.tiles.segments * chunks,)
+
+    def depth_inside_tile(self, heads: int) -> int:
+        """Returns the channels of a head if the kernel that reads the gates computes them, else 0."""
+        depth = self.shape.channels // heads
+        fits = depth == power_of_2(depth) and depth <= self.row_constants["CHANNELS"]
+        return depth if fits and self.shape.batch <= SMALL_BATCH else 0
+
+    def _whole_tokens(self, elements: int) -> dict[str, Any]:
+        channels = max(16, power_of_2(self.shape.channels))
+        number = max(1, elements // channels)
+        warps = min(16, max(1, number * channels // PER_WARP))
+        sizes = {"STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels}
+        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
+
+    @cached_property
+    def segments(self) -> tuple[int, int]:
+        """The number of segments of the tokens of a sample, and the tokens of a segment."""
+        wanted = max(1, min(MOST_SEGMENTS, pieces(PROGRAMS, self.shape.batch)))
+        size = self.constants["TOKENS"] * pieces(self.tokens, self.constants["TOKENS"] * wanted)
+        return pieces(self.tokens, size), size
+
+    @cached_property
+    def gradient_programs(self) -> int:
+        """The number of programs that the tokens of the batch are divided among in the backward pass."""
+        return min(PROGRAMS, pieces(self.shape.batch * self.tokens, self.gradient_constants["TOKENS"]))
+
+
+@lru_cache(maxsize=1024)
+def _sizes(
+    batch: int, tokens: int, channels: int, previous_has_prefix: bool, height: int, width: int, acc: torch.dtype
+) -> _Sizes:
+    pixels = height * width
+    return _Sizes(
+        _shape(batch, channels, height, width, acc), tokens - pixels, tokens if previous_has_prefix else pixels
+    )
+
+
+def _forward(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    previous_gamma: Tensor | None,
+    previous_beta: Tensor | None,
+    mask: Tensor | None,
+    heads: int,
+    height: int,
+    width: int,
+    add_prefix: bool,
+    eps: float,
+    previous_eps: float,
+    dtype: int,  # of O, an index of DTYPES
+    differentiated: bool,
+) -> tuple[Tensor | None, ...]:
+    """Returns x', O and the gates, and for the backward pass the statistics of the tokens and the sums of n."""
+    sizes = _Sizes.of(x, previous, height, width)
+    shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
+    segments, tokens_per_segment = sizes.segments
+    statistics = torch.empty((shape.batch, 4, tokens), device=x.device, dtype=shape.acc)
+    pooled = torch.empty((shape.batch * segments, shape.channels), device=x.device, dtype=shape.acc)
+    run_kernel(
+        _statistics_kernel, (shape.batch * segments,),
+        x, _or(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
+        tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
+        **sizes.constants,
+    )  # fmt: skip
+    gate, total, depth = None, None, 0
+    if query_weight is not None and key_weight is not None:
+        gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
+        total = _total(x) if differentiated else None
+        depth = 0 if differentiated else sizes.depth_inside_tile(heads)
+        if not depth:
+            _compute_gates(pooled, query_weight, key_weight, gate, shape, segments, total)
+    output = _empty_map(x, height, width, dtype)
+    result = torch.empty_like(x)
+    run_kernel(
+        _attention_kernel, sizes.row_programs,
+        x, _or(previous, x), statistics, value_weight, gamma, beta, _or(previous_gamma, gamma),
+        _or(previous_beta, beta), _or(decay, gamma), _or(gate, pooled), _or(mask, pooled), output, result,
+        pooled, _or(query_weight, pooled), _or(key_weight, pooled),
+        sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, segments,
+        1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
+        GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
+        MASKED=mask is not None, ADD_PREFIX=add_prefix, **sizes.row_constants,
+    )  # fmt: skip
+    return result, output, gate, statistics if differentiated else None, total
+
+
+def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | None, ...]:
+    """Returns tensors like those of `_forward`, without values."""
+    heads, height, width, dtype, differentiated = *args[9:12], *args[15:17]
+    batch, tokens, _ = x.shape
+    gated = query_weight is not None
+    return (
+        torch.empty_like(x),
+        _empty_map(x, height, width, dtype),
+        x.new_empty((batch, heads), dtype=accumulator(x)) if gated else None,
+        x.new_empty((batch, 4, tokens), dtype=accumulator(x)) if differentiated else None,
+        _total(x) if gated and differentiated else None,
+    )
+
+
+def _total(x: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[2]), dtype=accumulator(x))
+
+
+def _empty_map(x: Tensor, height: int, width: int, dtype: int) -> Tensor:
+    """Returns a map for O."""
+    return torch.empty(
+        (x.shape[0], x.shape[2], height, width), device=x.device, dtype=DTYPES[dtype], memory_format=torch.channels_last
+    )
+
+
+def _backward(
+    arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of the tensors among the arguments of `_forward`."""
+    (
+        x, query_weight, key_weight, value_weight, previous, decay, gamma, beta, previous_gamma, previous_beta, mask,
+        heads, height, width, add_prefix, _, _, dtype,
+    ) = arguments  # fmt: skip
+    _, _, gate, statistics, total = results
+    grad, grad_next, grad_gate = grads
+    assert statistics is not None
+    grad = torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous()
+    if grad_next is not None:
+        grad_next = grad_next.to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
+    sizes = _Sizes.of(x, previous, height, width)
+    shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
+    switches = {"NEXT": grad_next is not None, "GATED": gate is not None, "MASKED": mask is not None}
+    grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=DTYPES[dtype])
+    grad_gates = _partial(x, shape)
+    run_kernel(
+        _values_kernel, sizes.row_programs,
+        x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, gamma), _or(mask, gamma),
+        grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
+        **switches, **sizes.row_constants,
+    )  # fmt: skip
+    grad_pooled = grad_weights = None
+    if gate is not None and total is not None:
+        grad_pooled, grad_weights = _gate_gradients(
+            grad_gates, total, query_weight, key_weight, gate, grad_gate, heads, shape, 1
+        )
+    grad_normed = torch.empty_like(grad_value)
+    products = _partial(x, shape, 9, grouped=True)
+    run_kernel(
+        _convolution_kernel, shape.programs,
+        grad_value, x, statistics, value_weight, gamma, beta, grad_normed, products, sizes.prefix, height, width,
+        shape.channels, shape.batch, tiles.samples, tiles.segments, tiles.rows, **sizes.tile_constants,
+    )  # fmt: skip
+    grad_x = torch.empty_like(x)
+    grad_previous = None if previous is None else torch.empty_like(previous)
+    programs = sizes.gradient_programs
+    sums = torch.empty((programs, 4, shape.channels), device=x.device, dtype=shape.acc)
+    run_kernel(
+        _norms_kernel, (programs,),
+        x, _or(previous, x), grad, _or(grad_next, grad), grad_normed, _or(grad_pooled, sums), statistics, gamma,
+        _or(previous_gamma, gamma), _or(decay, gamma), _or(mask, gamma), grad_x, _or(grad_previous, grad_x), sums,
+        shape.batch * tokens, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
+        PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, **switches,
+        **sizes.gradient_constants,
+    )  # fmt: skip
+    size = 0 if query_weight is None else query_weight.shape[-1]
+    grads_of_weights = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)
+    grad_kernel, grad_norms, grad_projections = grads_of_weights.split(
+        (9 * shape.channels, 5 * shape.channels, 2 * size)
+    )
+    block = min(32, max(16, power_of_2(shape.channels)))
+    run_kernel(
+        _sums_kernel, (13, pieces(max(shape.channels, 2 * size), block)),
+        products, sums, _or(grad_weights, sums), _or(previous_gamma, gamma), _or(previous_beta, beta),
+        _or(decay, gamma), grad_kernel, grad_norms, grad_projections, shape.channels, len(products), programs,
+        0 if grad_weights is None else len(grad_weights), 2 * size,
+        PREVIOUS=previous is not None, DECAY=decay is not None, SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[shape.acc],
+    )  # fmt: skip
+    norms = grad_norms.view(5, shape.channels)
+    return (
+        grad_x,
+        _like(query_weight, grad_projections[:size]),
+        _like(key_weight, grad_projections[size:]),
+        _like(value_weight, grad_kernel),
+        grad_previous,
+        _like(decay, norms[4]),
+        _like(gamma, norms[0]),
+        _like(beta, norms[1]),
+        _like(previous_gamma, norms[2]),
+        _like(previous_beta, norms[3]),
+        None,
+    )
+
+
+def _like(parameter: Tensor | None, grad: Tensor) -> Tensor | None:
+    return None if parameter is None else grad.to(parameter.dtype).view(parameter.shape)
+
+
+_layer = DifferentiableOperator(
+    "light_tokens",
+    _forward,
+    _backward,
+    _fake,
+    outputs=3,
+    results=5,
+    keep=lambda args, results: (None, None, *results[2:]),  # all but x' and O
+    constant=("mask",),
+)
+
+
+def unsupported_reason(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    norm: LayerNormArguments,
+    norm_previous: LayerNormArguments | None = None,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    add_prefix: bool = False,
+) -> str | None:
+    parameters = [query_weight, key_weight, value_weight, decay, mask, norm.weight, norm.bias]
+    parameters += [] if norm_previous is None else [norm_previous.weight, norm_previous.bias]
+    if is_traced_otherwise(x, previous, *parameters):  # checked before any size is read, which would add a guard
+        return TRACED
+    if x.dtype not in TYPES:
+        return f"the tokens must be of floating point, got {x.dtype}"
+    if not x.numel():
+        return "there are no tokens"
+    if x.shape[1] != prefix + grid[0] * grid[1]:
+        return f"the patch tokens must fill the grid, got {x.shape[1] - prefix} and {grid[0]} x {grid[1]}"
+    if x.numel() // len(x) >= 2**31:
+        return "the tokens of one sample must have less than 2^31 elements"
+    if x.shape[2] > MOST_CHANNELS:
+        return f"a token must have at most {MOST_CHANNELS} channels, got {x.shape[2]}"
+    if previous is not None:
+        if norm_previous is None:
+            return "the previous output must have a norm"
+        if previous.shape != (x.shape if previous.dim() == 3 else (len(x), x.shape[2], *grid)):
+            return f"the previous output must have the shape of the tokens or of their map, got {tuple(previous.shape)}"
+    if value_weight.shape[1:] != (1, 3, 3):
+        return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
+    if (query_weight is None) != (key_weight is None):
+        return "there must be both q and k, or neither"
+    if query_weight is None and norm_previous is not None:
+        return "without q and k there is no memory"
+    if query_weight is not None and not query_weight.shape[-1] % 2:
+        return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
+    if x.shape[2] % heads:
+        return f"the channels must be divisible by the number of heads, got {x.shape[2]} and {heads}"
+    dtype = autocast_type(x)
+    if dtype is not None and torch.promote_types(x.dtype, dtype) != x.dtype:
+        return f"the tokens must not be narrower than the autocast dtype, got {x.dtype} and {dtype}"
+    if not all(p is None or p.is_contiguous() for p in parameters):
+        return "the parameters and masks must be contiguous"
+    return device_unsupported_reason(x)
+
+
+def light_tokens(
+    x: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    value_weight: Tensor,
+    previous: Tensor | None,
+    decay: Tensor | None,
+    norm: LayerNormArguments,
+    norm_previous: LayerNormArguments | None = None,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    add_prefix: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    x = x.contiguous()  # without a class token, timm's first block returns tokens [B, N, C] that lie as [B, C, N]
+    if previous is not None:
+        layout = torch.contiguous_format if previous.dim() == 3 else torch.channels_last
+        previous = previous.contiguous(memory_format=layout)
+    gamma, beta, previous_eps = (None, None, 0.0) if norm_previous is None else norm_previous
+    arguments = (
+        x, query_weight, key_weight, value_weight, previous, decay, norm.weight, norm.bias, gamma, beta, mask,
+        heads, *grid, add_prefix and prefix > 0, norm.eps, previous_eps, DTYPES.index(autocast_type(x) or x.dtype),
+    )  # fmt: skip
+    if not torch.compiler.is_compiling():
+        return _layer(*arguments)
+    result, output, gate, _, _ = _layer.traced(*arguments)
+    return result, output, None if query_weight is None else gate
