@@ -44,6 +44,7 @@ LENGTHS = {"one": (1,), "odd": (3, 5, 7, 9, 15, 21), "even": (4, 8, 12, 20, 28)}
 ROWS = {"one": (1,), "two": (2,), "three": (3,), "odd": (5, 7, 9, 13, 19, 27, 33), "even": (8, 12, 20, 28)}
 BATCHES = {"one": (1,), "more": (2, 3, 5, 6, 7, 10, 18)}
 CHANNELS = (16, 36, 64, 96, 160)
+BASE_LAYERS = ((0, 1), (0, 2), (0, 5), (1, 2), (3, 2), (7, 3), (14, 3), (31, 3))  # given and computed layers
 KERNEL_SIZES = {"one": (1,), "more": (3, 5, 7, 9)}
 
 Options = dict[str, Any]
@@ -220,7 +221,7 @@ def run_light_layer(run: Run) -> dict[str, Tensor | None]:
 
 
 def draw_base_layer(variant: random.Random, free: random.Random) -> Options:
-    earlier, layers = variant.choice(((0, 1), (0, 2), (0, 5), (1, 2), (3, 2), (7, 3), (14, 3), (31, 3)))
+    earlier, layers = variant.choice(BASE_LAYERS)
     return draw_cnn(variant, free) | {
         "earlier": earlier,  # layers of which only keys and values are given
         "layers": layers,
@@ -229,15 +230,19 @@ def draw_base_layer(variant: random.Random, free: random.Random) -> Options:
     }
 
 
-def make_base_layer(source: Source) -> dict[str, Tensor | None]:
+def make_earlier(source: Source) -> dict[str, Tensor | None]:
+    """Returns the keys and values of earlier layers."""
     o, tensors = source.options, {}
-    for layer in range(o["layers"]):
-        tensors |= make_cnn_layer(source, layer)
-    dtype = o["dtype"]
     for layer in range(o["earlier"]):
-        key = source.parameter(o["batch"], o["channels"]).to(dtype)
-        tensors[f"earlier_key {layer}"] = key
+        tensors[f"earlier_key {layer}"] = source.parameter(o["batch"], o["channels"]).to(o["dtype"])
         tensors[f"earlier_value {layer}"] = source.map(o["batch"], o["channels"], o["height"], o["width"], mean=0.5)
+    return tensors
+
+
+def make_base_layer(source: Source) -> dict[str, Tensor | None]:
+    tensors = make_earlier(source)
+    for layer in range(source.options["layers"]):
+        tensors |= make_cnn_layer(source, layer)
     return tensors
 
 
@@ -252,10 +257,12 @@ def run_base_layer(run: Run) -> dict[str, Tensor | None]:
             heads=o["heads"], relu=o["relu"], end=run.end(layer),
         )  # fmt: skip
         results |= {f"output {layer}": x, f"scores {layer}": weights}
-    if not o["last"]:
-        results |= {f"keys {layer}": key for layer, key in enumerate(keys)}
-        results |= {f"values {layer}": value for layer, value in enumerate(values)}
-    return results
+    return results | ({} if o["last"] else name_layers(keys, values))
+
+
+def name_layers(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> dict[str, Tensor | None]:
+    named = {f"keys {layer}": key for layer, key in enumerate(keys)}
+    return named | {f"values {layer}": value for layer, value in enumerate(values)}
 
 
 def draw_light_tokens(variant: random.Random, free: random.Random) -> Options:
@@ -311,6 +318,48 @@ def run_light_tokens(run: Run) -> dict[str, Tensor | None]:
     return results | {"attention": attention}
 
 
+def draw_base_tokens(variant: random.Random, free: random.Random) -> Options:
+    options = draw_shared(variant, free)
+    earlier, layers = variant.choice(BASE_LAYERS)
+    return options | {
+        "stream": variant.choice((options["dtype"], torch.float32)),
+        "earlier": earlier,
+        "layers": layers,
+        "last": variant.random() < 0.5,
+        "prefix": variant.choice((0, 1, 1, 2, 5)),
+        "add_prefix": variant.random() < 0.4,
+    }
+
+
+def make_base_tokens(source: Source) -> dict[str, Tensor | None]:
+    o, tensors = source.options, make_earlier(source)
+    tokens = o["prefix"] + o["height"] * o["width"]
+    for layer in range(o["layers"]):
+        tensors |= {
+            f"x {layer}": source.map(o["batch"], tokens, o["channels"], mean=1.0, dtype=o["stream"]),
+            f"value {layer}": source.parameter(o["channels"], 1, 3, 3, scale=1 / 3),
+            f"query {layer}": source.parameter(1, 1, o["size"]),
+            f"key {layer}": source.parameter(1, 1, o["size"]),
+            **source.norm("norm", layer, o["channels"]),
+        }
+    return tensors
+
+
+def run_base_tokens(run: Run) -> dict[str, Tensor | None]:
+    t, o, results = run.leaves, run.options, {}
+    keys = tuple(t[f"earlier_key {layer}"] for layer in range(o["earlier"]))
+    values = tuple(t[f"earlier_value {layer}"] for layer in range(o["earlier"]))
+    for layer in range(o["layers"]):
+        norm = ops.LayerNormArguments(t[f"norm_weight {layer}"], t[f"norm_bias {layer}"], 1e-6)
+        x, weights, keys, values = ops.base_tokens(
+            t[f"x {layer}"], t[f"query {layer}"], t[f"key {layer}"], t[f"value {layer}"], keys, values, norm,
+            run.mask(o["batch"]), heads=o["heads"], grid=(o["height"], o["width"]), prefix=o["prefix"],
+            add_prefix=o["add_prefix"],
+        )  # fmt: skip
+        results |= {f"output {layer}": x, f"scores {layer}": weights}
+    return results | ({} if o["last"] else name_layers(keys, values))
+
+
 @dataclass(frozen=True)
 class Kind:
     """How the cases of an operation are drawn and run."""
@@ -324,6 +373,7 @@ KINDS = {
     "light_layer": Kind(draw_light_layer, make_light_layer, run_light_layer),
     "base_layer": Kind(draw_base_layer, make_base_layer, run_base_layer),
     "light_tokens": Kind(draw_light_tokens, make_light_tokens, run_light_tokens),
+    "base_tokens": Kind(draw_base_tokens, make_base_tokens, run_base_tokens),
 }
 
 
@@ -348,7 +398,7 @@ def list_cases(operations: Sequence[str], variants: int, cases: int, seed: int) 
     ]
 
 
-def run_once(case: Case, options: Options, tensors: dict[str, Tensor | None], mode: str) -> dict[str, Tensor]:
+def run_once(operation: str, options: Options, tensors: dict[str, Tensor | None], mode: str) -> dict[str, Tensor]:
     """Returns results, gradients and running statistics of a case: "exact", "plain" or "fused"."""
     wide, dtype = mode == "exact", options["dtype"]
     frozen = re.compile("(norm|end)_(weight|bias) ") if options.get("frozen") else None
@@ -362,7 +412,7 @@ def run_once(case: Case, options: Options, tensors: dict[str, Tensor | None], mo
     run = Run(leaves, options, wide, fused=implementation == "triton")
     with backend(implementation):
         with torch.autocast(device.type, dtype, enabled=not wide and dtype.itemsize == 2):
-            results = KINDS[case.operation].run(run)
+            results = KINDS[operation].run(run)
         outputs = {n: t for n, t in results.items() if t is not None}
         used = {n: t for n, t in outputs.items() if options["score_gradients"] or not n.startswith(("gates", "scores"))}
         torch.autograd.backward(tuple(used.values()), make_gradients(used, options))
@@ -392,7 +442,7 @@ def compare(case: Case, device: str) -> tuple[Options, Errors]:
         # The interpreter is slow, and torch's batch norm returns wrong gradients for some strides of batches of one
         options |= {"batch": 2, "height": min(5, options["height"]), "width": min(9, options["width"])}
     tensors = KINDS[case.operation].make(Source(case.number, device, options))
-    exact, plain, fused = (run_once(case, options, tensors, mode) for mode in ("exact", "plain", "fused"))
+    exact, plain, fused = (run_once(case.operation, options, tensors, mode) for mode in ("exact", "plain", "fused"))
     largest = max(t.norm().item() for t in exact.values())
     errors = {}
     for what, value in exact.items():
