@@ -8,19 +8,17 @@ kernel was not launched. Sizes are odd and no powers of two, so that tiles exten
 """
 
 import argparse
-import importlib
-import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from kernel_launches import find_kernels, record_launches
 from layer_attention_cases import KINDS, Options, Run, Source, run_once
 from torch import Tensor
 
 from interlayer import backend, ops
-from interlayer.ops import _triton
 from interlayer.ops.feed_forward import column_sums, gelu_gradients
 
 SHARED: Options = {
@@ -37,6 +35,7 @@ LAYERS: list[tuple[str, Options, bool]] = [
     ("light_layer", CNN | LIGHT, False),
     ("light_layer", CNN | LIGHT | {"memory": "shortcut"}, False),
     ("light_layer", CNN | LIGHT | EVAL, False),
+    ("light_layer", CNN | LIGHT | {"training": False}, False),
     ("light_layer", CNN | LIGHT | EVAL, True),
     ("base_layer", CNN | BASE, False),
     ("base_layer", CNN | BASE | EVAL, True),
@@ -45,31 +44,6 @@ LAYERS: list[tuple[str, Options, bool]] = [
     ("base_tokens", TOKENS | BASE, False),
     ("base_tokens", TOKENS | BASE, True),
 ]
-
-
-def find_kernels() -> tuple[dict[int, str], list[Any]]:
-    """Returns the names of all kernels by the identity of their functions, and the modules that launch them."""
-    modules = [importlib.import_module(f"{_triton.__name__}.{m.name}") for m in pkgutil.iter_modules(_triton.__path__)]
-    kernels = {
-        id(value.fn): f"{module.__name__.rpartition('.')[2]}.{name}"
-        for module in modules
-        for name, value in vars(module).items()
-        if name.endswith("_kernel") and hasattr(value, "fn") and value.fn.__module__ == module.__name__
-    }
-    return kernels, modules
-
-
-def record_launches(modules: list[Any], launched: list[Any]) -> None:
-    """Replaces `run_kernel` in all modules by a function that also records the kernel."""
-    original = _triton.runtime.run_kernel
-
-    def recording(kernel: Any, *args: Any, **constants: Any) -> None:
-        launched.append(kernel.fn)
-        original(kernel, *args, **constants)
-
-    for module in modules:
-        if hasattr(module, "run_kernel"):
-            module.run_kernel = recording
 
 
 def run_layer(operation: str, options: Options, device: str, inference: bool) -> None:
@@ -96,7 +70,7 @@ def other_operations(device: str, dtype: torch.dtype) -> dict[str, Callable[[], 
     norm = ops.BatchNormArguments(
         parameter(36), parameter(36), torch.zeros(36, device=device), torch.ones(36, device=device), True
     )
-    halo = [draw(2, 24, 9, 8) for _ in range(3)]
+    halo = [draw(2, 24, 9, 8, channels_last=True) for _ in range(3)]
     mixed = [draw(2, n, 18) for n in (11, 7, 7)]
     tokens = draw(2, 11, 36)
     return {
@@ -118,9 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     device = parser.parse_args().device
-    kernels, modules = find_kernels()
-    launched: list[Any] = []
-    record_launches(modules, launched)
+    kernels = find_kernels()
+    launched = record_launches()
     calls: list[tuple[str, Callable[[], Any]]] = []
     for operation, options, inference in LAYERS:
         if hasattr(ops, operation):
@@ -130,7 +103,7 @@ def main() -> None:
     others = other_operations(device, torch.float32 if device == "cpu" else torch.bfloat16)
     calls += others.items()
     failed = 0
-    seen: set[int] = set()
+    seen: set[str] = set()
     for label, call in calls:
         print(f"{label}:", end=" ", flush=True)
         launched.clear()
@@ -145,9 +118,9 @@ def main() -> None:
         except Exception:
             failed += 1
             print(traceback.format_exc(limit=-4), flush=True)
-        seen |= {id(fn) for fn in launched}
-        print(" ".join(dict.fromkeys(kernels.get(id(fn), fn.__name__) for fn in launched)), flush=True)
-    missing = sorted(name for key, name in kernels.items() if key not in seen)
+        seen |= set(launched)
+        print(" ".join(dict.fromkeys(launched)), flush=True)
+    missing = sorted(kernels - seen)
     print(f"\n{len(seen)} kernels launched, {failed} operations failed; not launched: {', '.join(missing) or 'none'}")
     sys.exit(bool(failed or missing))
 
