@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     from ..light_layer import BlockEnd
 
 GROUP = 32  # layers whose values a kernel reads in one launch, a power of two
+WRITTEN = 16  # layers for whose values a kernel writes gradients in one launch, a power of two
 NEAR = 8  # earlier layers whose values the kernel of the attention reads, a power of two
+CHUNK = 8  # layers whose values and gradients a thread holds at once
 REGISTERS = 168  # of a thread: three programs of four warps fit a multiprocessor
 LEAST_LAYERS = 4  # of a tuple: fewer sizes are fewer kernels to compile
 FOLD = 4  # neighboring channels of a head that a thread holds
@@ -125,10 +127,11 @@ def _scores_kernel(
     tl.store(store, scores, mask=(head < heads)[:, None] & (column <= number)[None, :])
 
 
-def _groups(layers: int) -> Iterator[tuple[int, int]]:
+def _groups(layers: int, most: int | None = None) -> Iterator[tuple[int, int]]:
     """Yields the first layer of each group, and the one after its last."""
-    for first in range(0, layers, GROUP):
-        yield first, min(first + GROUP, layers)
+    size = min(GROUP, most or GROUP)
+    for first in range(0, layers, size):
+        yield first, min(first + size, layers)
 
 
 def _bucket(number: int) -> int:
@@ -209,13 +212,13 @@ class _BaseLayer(torch.autograd.Function):
                 MASKED=mask is not None, ACTIVATION=relu, **shape.pixel_constants,
             )  # fmt: skip
         if needs_grad:
-            references_of_own()
+            references_of_own(x.device)
         ctx.save_for_backward(
             x, query_weight, key_weight, value_weight, mask, shortcut if source is None else source, source_table,
             weights, query, pooled, active, table, end_table, norm.weight, None if end is None else end.weight,
             *keys, key, *values, value,
         )  # fmt: skip
-        ctx.heads, ctx.relu = heads, relu
+        ctx.heads, ctx.relu, ctx.device = heads, relu, x.device
         ctx.flags = {
             "END": end is not None, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu
         }  # fmt: skip
@@ -226,7 +229,7 @@ class _BaseLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *received: Tensor | None) -> Any:
-        own = may_overwrite(received)
+        own = may_overwrite(received, ctx.device)
         (
             x, query_weight, key_weight, value_weight, mask, shortcut, source_table, weights, query, pooled, active,
             table, end_table, norm_weight, end_weight, *memory,
@@ -251,7 +254,7 @@ class _BaseLayer(torch.autograd.Function):
             (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
         )
         given, results = _results(values, received[2 + layers :], own[2 + layers :])
-        for first, last in _groups(layers):
+        for first, last in _groups(layers, WRITTEN):
             bucket = _bucket(last - first)
             run_kernel(
                 values_kernel, _folded_programs(shape, constants),
@@ -260,7 +263,8 @@ class _BaseLayer(torch.autograd.Function):
                 weights, table, norm_sums, _or(mask, sums), products,
                 shape.pixels, pixels, tiles.segments, shape.channels, heads, float(rows), last - first, first, layers,
                 _bits(given[first:last]),
-                MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket, **constants,
+                MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket, CHUNK=min(CHUNK, bucket),
+                **constants,
             )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape

@@ -47,9 +47,8 @@ def load_weights(
 
 
 @triton.jit
-def masked_gradient(grad_ptr, places, mask, output, scale, shift, ACTIVATION: tl.constexpr, ACC: tl.constexpr):
+def masked_gradient(grad, output, scale, shift, ACTIVATION: tl.constexpr):
     """Returns g, which is 0 where the ReLU after the norm of O is."""
-    grad = tl.load(grad_ptr + places, mask=mask, other=0.0).to(ACC)
     if ACTIVATION:
         grad = tl.where(output * scale[None, :, :] + shift[None, :, :] <= 0, 0.0, grad)
     return grad
@@ -104,6 +103,9 @@ def attended_kernel(
         places = start + lines[:, None, None] * channels + columns[None, :, :]
         begun = here & (lines * 0 + first_layer > 0)[:, None, None]
         output = tl.load(output_ptr + places, mask=begun, other=0.0).to(ACC)
+        grad = output
+        if SUMS:
+            grad = tl.load(grad_ptr + places, mask=here, other=0.0).to(ACC)
         for layer in tl.static_range(LAYERS):
             there = here & (lines * 0 + layer < number)[:, None, None]
             value = tl.load(values[layer] + places, mask=there, other=0.0).to(ACC)
@@ -112,7 +114,7 @@ def attended_kernel(
         tl.store(output_ptr + places, stored, mask=here)
         if SUMS:
             output = stored.to(ACC)  # as it is read again, so that the ReLU is 0 at the same pixels
-            grad = masked_gradient(grad_ptr, places, here, output, scale, shift, ACTIVATION, ACC)
+            grad = masked_gradient(grad, output, scale, shift, ACTIVATION)
             total += grad
             correlated += grad * (output - mean[None, :, :])
     if SUMS:
@@ -151,6 +153,7 @@ def values_kernel(
     ACTIVATION: tl.constexpr,
     TRAINING: tl.constexpr,
     LAYERS: tl.constexpr,
+    CHUNK: tl.constexpr,  # layers that are loaded before any result is stored, so that their loads overlap
     PIXELS: tl.constexpr,
     FOLDS: tl.constexpr,
     FOLD: tl.constexpr,
@@ -177,17 +180,23 @@ def values_kernel(
         here = (lines < last)[:, None, None] & inside[None, :, :]
         places = start + lines[:, None, None] * channels + columns[None, :, :]
         output = tl.load(output_ptr + places, mask=here, other=0.0).to(ACC)
-        grad = masked_gradient(grad_ptr, places, here, output, scale, shift, ACTIVATION, ACC)
+        grad = tl.load(grad_ptr + places, mask=here, other=0.0).to(ACC)
+        grad = masked_gradient(grad, output, scale, shift, ACTIVATION)
         grad = grad * factor[None, :, :] + output * slope[None, :, :] + constant[None, :, :]
         added = ()
-        for layer in tl.static_range(LAYERS):
-            there = here & (lines * 0 + layer < number)[:, None, None]
-            value = tl.load(values[layer] + places, mask=there, other=0.0).to(ACC)
-            added = append(added, products[layer] + tl.sum(grad * value, 2))
-            known = there & (lines * 0 + ((given >> layer) & 1) > 0)[:, None, None]
-            result = tl.load(grads[layer] + places, mask=known, other=0.0).to(ACC)
-            result += weights[layer][None, :, None] * grad
-            tl.store(results[layer] + places, result.to(results[layer].dtype.element_ty), mask=there)
+        for start_of_chunk in tl.static_range(0, LAYERS, CHUNK):
+            chunk = ()
+            received = ()
+            for layer in tl.static_range(start_of_chunk, start_of_chunk + CHUNK):
+                there = here & (lines * 0 + layer < number)[:, None, None]
+                known = there & (lines * 0 + ((given >> layer) & 1) > 0)[:, None, None]
+                chunk = append(chunk, tl.load(values[layer] + places, mask=there, other=0.0))
+                received = append(received, tl.load(grads[layer] + places, mask=known, other=0.0))
+            for layer in tl.static_range(start_of_chunk, start_of_chunk + CHUNK):
+                there = here & (lines * 0 + layer < number)[:, None, None]
+                added = append(added, products[layer] + tl.sum(grad * chunk[layer - start_of_chunk].to(ACC), 2))
+                result = received[layer - start_of_chunk].to(ACC) + weights[layer][None, :, None] * grad
+                tl.store(results[layer] + places, result.to(results[layer].dtype.element_ty), mask=there)
         products = added
     store = products_ptr + (program.to(tl.int64) * layers + first_layer) * (channels // FOLD) + folds
     for layer in tl.static_range(LAYERS):

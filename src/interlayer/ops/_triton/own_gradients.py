@@ -26,13 +26,13 @@ def new_gradient(like: Tensor) -> Tensor:
     return grad
 
 
-def may_overwrite(grads: Sequence[Tensor | None]) -> list[bool]:
+def may_overwrite(grads: Sequence[Tensor | None], device: torch.device) -> list[bool]:
     """Returns which of the gradients that a backward pass received it may overwrite.
 
     It must be called first, with the tuple of gradients as received by a function under `once_differentiable`: every
-    variable that holds a gradient counts.
+    variable that holds a gradient counts. `references_of_own` must have been called in the forward pass.
     """
-    expected = references_of_own()
+    expected = references_of_own(device)
     return [
         grad is not None and hasattr(grad, "_interlayer_own") and found == expected
         for grad, found in zip(grads, _references(grads), strict=True)
@@ -51,13 +51,13 @@ def _references(grads: Sequence[Tensor | None]) -> list[tuple[int, ...] | None]:
 
 
 @cache
-def references_of_own() -> tuple[int, ...]:
+def references_of_own(device: torch.device) -> tuple[int, ...]:
     """Returns the numbers of references to a gradient that nobody else holds, which differ between versions of torch.
 
-    It must not be called first in a backward pass, because it runs one.
+    The first call for a device runs a backward pass there.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        x = torch.zeros(1, requires_grad=True)
+        x = torch.zeros(1, device=device, requires_grad=True)
         _Probe.apply(_Probe.apply(x)).backward()
     return _Probe.found
 
@@ -73,4 +73,4 @@ class _Probe(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         _Probe.found = _references(grads)[0] or ()
-        return torch.zeros(1)
+        return torch.zeros_like(grads[0])
