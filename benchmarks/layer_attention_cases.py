@@ -120,7 +120,7 @@ class Source:
         return {f"{name}_weight {layer}": weight, f"{name}_bias {layer}": bias}
 
 
-def draw_shared(variant: random.Random, free: random.Random) -> Options:
+def draw_shared(variant: random.Random, free: random.Random, dtype: torch.dtype) -> Options:
     """Returns the options that all operations have."""
     channels = variant.choice(CHANNELS)
     depth = variant.choice([d for d in (1, 4, 8, 12, 16, 32, channels) if channels % d == 0])
@@ -129,7 +129,7 @@ def draw_shared(variant: random.Random, free: random.Random) -> Options:
         variant.choice(("odd", "odd", "even", "two", "three")),
     )
     return {
-        "dtype": variant.choice(DTYPES),
+        "dtype": dtype,
         "batch": free.choice(BATCHES[variant.choice(("more", "more", "more", "one"))]),
         "channels": channels,
         "heads": channels // depth,
@@ -143,9 +143,9 @@ def draw_shared(variant: random.Random, free: random.Random) -> Options:
     }
 
 
-def draw_cnn(variant: random.Random, free: random.Random) -> Options:
+def draw_cnn(variant: random.Random, free: random.Random, dtype: torch.dtype) -> Options:
     """Returns the options that operations in CNNs have in addition."""
-    shared = draw_shared(variant, free)
+    shared = draw_shared(variant, free, dtype)
     end = variant.choice(("shortcut", "shortcut", "projected", "alone", "none"))
     frozen = variant.random() < 0.2
     few = shared["batch"] * shared["height"] * shared["width"] < 8  # their statistics amplify every rounding
@@ -180,9 +180,9 @@ def make_cnn_layer(source: Source, layer: int) -> dict[str, Tensor | None]:
     return tensors
 
 
-def draw_light_layer(variant: random.Random, free: random.Random) -> Options:
+def draw_light_layer(variant: random.Random, free: random.Random, dtype: torch.dtype) -> Options:
     gated = variant.random() < 0.85
-    return draw_cnn(variant, free) | {
+    return draw_cnn(variant, free, dtype) | {
         "gated": gated,
         "memory": variant.choice(("none", "attention", "attention", "shortcut")) if gated else "none",
         "decay": variant.random() < 0.8,
@@ -220,9 +220,9 @@ def run_light_layer(run: Run) -> dict[str, Tensor | None]:
     return results | {"attention": attention}
 
 
-def draw_base_layer(variant: random.Random, free: random.Random) -> Options:
+def draw_base_layer(variant: random.Random, free: random.Random, dtype: torch.dtype) -> Options:
     earlier, layers = variant.choice(BASE_LAYERS)
-    return draw_cnn(variant, free) | {
+    return draw_cnn(variant, free, dtype) | {
         "earlier": earlier,  # layers of which only keys and values are given
         "layers": layers,
         "relu": variant.random() < 0.5,
@@ -265,8 +265,8 @@ def name_layers(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) 
     return named | {f"values {layer}": value for layer, value in enumerate(values)}
 
 
-def draw_light_tokens(variant: random.Random, free: random.Random) -> Options:
-    options = draw_shared(variant, free)
+def draw_light_tokens(variant: random.Random, free: random.Random, dtype: torch.dtype) -> Options:
+    options = draw_shared(variant, free, dtype)
     gated = variant.random() < 0.85
     return options | {
         "stream": variant.choice((options["dtype"], torch.float32)),  # dtype of the residual stream
@@ -318,8 +318,8 @@ def run_light_tokens(run: Run) -> dict[str, Tensor | None]:
     return results | {"attention": attention}
 
 
-def draw_base_tokens(variant: random.Random, free: random.Random) -> Options:
-    options = draw_shared(variant, free)
+def draw_base_tokens(variant: random.Random, free: random.Random, dtype: torch.dtype) -> Options:
+    options = draw_shared(variant, free, dtype)
     earlier, layers = variant.choice(BASE_LAYERS)
     return options | {
         "stream": variant.choice((options["dtype"], torch.float32)),
@@ -364,7 +364,7 @@ def run_base_tokens(run: Run) -> dict[str, Tensor | None]:
 class Kind:
     """How the cases of an operation are drawn and run."""
 
-    draw: Callable[[random.Random, random.Random], Options]
+    draw: Callable[[random.Random, random.Random, torch.dtype], Options]
     make: Callable[[Source], dict[str, Tensor | None]]
     run: Callable[[Run], dict[str, Tensor | None]]
 
@@ -388,7 +388,8 @@ class Case:
 
     def options(self) -> Options:
         variant = random.Random(f"{self.seed} {self.operation} {self.variant}")
-        return KINDS[self.operation].draw(variant, random.Random(f"{self.seed} {self.number}"))
+        free = random.Random(f"{self.seed} {self.number}")
+        return KINDS[self.operation].draw(variant, free, DTYPES[self.variant % len(DTYPES)])
 
 
 def list_cases(operations: Sequence[str], variants: int, cases: int, seed: int) -> list[Case]:
@@ -526,7 +527,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--variants", type=int, default=32, help="variants of each operation, see above")
+    parser.add_argument("--variants", type=int, default=18, help="variants of each operation, see above")
     parser.add_argument("--operations", nargs="+", choices=available, default=available)
     parser.add_argument("--only", type=int, nargs="+", help="numbers of cases to run; prints every quantity")
     parser.add_argument("--workers", type=int, default=8)
