@@ -2,7 +2,7 @@
 
     python benchmarks/layer_attention_training.py         # on a GPU: 200 steps, three seeds, bfloat16 autocast
     python benchmarks/layer_attention_training.py --device cpu --steps 4 --seeds 0 1 --batch-size 16
-    TRITON_INTERPRET=1 python benchmarks/layer_attention_training.py --device cpu --kernels triton --steps 2 ...
+    TRITON_INTERPRET=1 python benchmarks/layer_attention_training.py --device cpu --kernels triton --steps 1
 
 The data are scikit-learn's 1,797 handwritten digits, enlarged to 32 pixels. A seed determines the initial weights and
 the batches, which are equal for both implementations. The loss is the mean of the last tenth of the steps. The mean of
@@ -55,9 +55,10 @@ def load_images(device: str) -> tuple[Tensor, Tensor]:
 
 
 def train(
-    make: Callable[[], nn.Module], images: Tensor, labels: Tensor, *, seed: int, steps: int, batch_size: int
+    make: Callable[[], nn.Module], data: tuple[Tensor, Tensor], backend: str, *, seed: int, steps: int, batch_size: int
 ) -> float:
     """Trains a network and returns the mean loss of the last tenth of the steps."""
+    images, labels = data
     device = images.device.type
     torch.manual_seed(seed)
     network = make().to(device).to(memory_format=torch.channels_last).train()
@@ -67,11 +68,12 @@ def train(
     for _ in range(steps):
         chosen = torch.randint(len(images), (batch_size,), generator=generator).to(device)
         batch = images[chosen].contiguous(memory_format=torch.channels_last)
-        with torch.autocast(device, torch.bfloat16):
-            logits = network(batch)
-        loss = F.cross_entropy(logits.float(), labels[chosen])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        with interlayer.backend(backend):
+            with torch.autocast(device, torch.bfloat16):
+                logits = network(batch)
+            loss = F.cross_entropy(logits.float(), labels[chosen])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     return torch.stack(losses[-max(1, steps // 10) :]).mean().item()
@@ -91,7 +93,7 @@ def main() -> None:
     parser.add_argument("--kernels", choices=("auto", "triton"), default="auto")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     arguments = parser.parse_args()
-    images, labels = load_images(arguments.device)
+    data = load_images(arguments.device)
     start = time.monotonic()
     launched = record_launches()
     table = []
@@ -101,13 +103,9 @@ def main() -> None:
         launched.clear()
         for seed in arguments.seeds:
             for backend, found in losses.items():
-                with interlayer.backend(backend):
-                    found.append(
-                        train(
-                            partial(NETWORKS[name], arguments.reading), images, labels,
-                            seed=seed, steps=arguments.steps, batch_size=arguments.batch_size,
-                        )
-                    )  # fmt: skip
+                make = partial(NETWORKS[name], arguments.reading)
+                steps, batch_size = arguments.steps, arguments.batch_size
+                found.append(train(make, data, backend, seed=seed, steps=steps, batch_size=batch_size))
                 print(
                     f"{time.monotonic() - start:5.0f} s {name}, seed {seed}, {backend}: loss {found[-1]:.4f}",
                     flush=True,
@@ -117,11 +115,12 @@ def main() -> None:
         means = statistics.fmean(kernels), statistics.fmean(reference)
         inside = is_between(means[0], reference) and is_between(means[1], kernels)
         good = good and inside and bool(launched)
-        table.append((name, means, (kernels, reference), inside))
+        table.append((name, means, (kernels, reference), inside, bool(launched)))
     print(f"\n{'network':18} {'kernels: mean':>13} {'spread':>17} {'reference: mean':>15} {'spread':>17}")
-    for name, means, found_losses, inside in table:
+    for name, means, found_losses, inside, ran in table:
         spreads = [f"{min(values):.4f} - {max(values):.4f}" for values in found_losses]
         verdict = "inside each other's spread" if inside else "OUTSIDE"
+        verdict = verdict if ran else "NO KERNEL RAN"
         print(f"{name:18} {means[0]:13.4f} {spreads[0]:>17} {means[1]:15.4f} {spreads[1]:>17} {verdict}")
     sys.exit(not good)
 
