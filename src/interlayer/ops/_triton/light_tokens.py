@@ -54,9 +54,8 @@ from .runtime import (
 if TYPE_CHECKING:
     from ..light_tokens import LayerNormArguments
 
-ELEMENTS = 2048  # of a tile of entire tokens in the forward pass
-GRADIENT_ELEMENTS = 1024  # and in the backward pass
-PER_WARP = 256  # elements of such a tile
+ELEMENTS = 512  # of a tile of entire tokens
+PER_WARP = 512  # elements of such a tile: a token in one warp is normalized without a barrier
 TOKEN_STAGES = 2  # such tiles that are loaded ahead
 TILE_STAGES = 3  # rows of the grid that are loaded ahead
 WIDEST_ROW = 16  # pixels that a thread holds; of wider grids, half as many
@@ -64,9 +63,11 @@ ROW_CHANNELS = 64  # of a program whose threads hold the pixels of a row
 PER_ROW_WARP = 64  # of these channels
 REGISTERS = 168  # of a thread at most, so that a multiprocessor runs twelve warps
 MORE_REGISTERS = 192  # if a thread holds the weights of other layers
-PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
+PROGRAMS = 4 if INTERPRETED else 4224  # as many as are wanted: 32 for each multiprocessor of an H200
+GRADIENT_PROGRAMS = 4 if INTERPRETED else 2112  # in the backward pass, in which each of them stores sums
+LOADED = 7  # pixels of a row that are loaded before any is stored
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
-SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
+SPLITS = 32 if INTERPRETED else 256  # partial sums that are added at once
 MOST_CHANNELS = 16384
 DTYPES = tuple(TYPES)
 
@@ -249,6 +250,7 @@ def _attention_kernel(
     MASKED: tl.constexpr,
     ADD_PREFIX: tl.constexpr,
     WHOLE: tl.constexpr,
+    LOADED: tl.constexpr,  # pixels that are loaded before any is stored
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -318,23 +320,39 @@ def _attention_kernel(
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:  # the row above is complete
-                for index in tl.static_range(COLUMNS):
-                    known = inside
-                    if not WHOLE:
-                        known = inside & (columns * 0 + left + index < width)
-                    token = prefix + (row - 1) * width + left + index
-                    places = token * channels + columns
-                    output = gate * above[index] * _gelu(above[index], ACC)[0]
-                    if PREVIOUS:
-                        memory = tl.load(previous_ptr + places, mask=known, other=0.0).to(ACC)
-                        if not WHOLE:
-                            token = tl.minimum(token, tokens - 1)
-                        mean = tl.load(statistics_ptr + 2 * tokens + token)
-                        inverse_std = tl.load(statistics_ptr + 3 * tokens + token)
-                        output += (memory - mean) * inverse_std * scale + shift
-                    x = tl.load(x_ptr + places, mask=known, other=0.0).to(ACC)  # again, from the cache
-                    tl.store(output_ptr + places, output.to(output_ptr.dtype.element_ty), mask=known)
-                    tl.store(sum_ptr + places, (x + factor * output).to(sum_ptr.dtype.element_ty), mask=known)
+                for start in tl.static_range(0, COLUMNS, LOADED):
+                    loaded = ()  # before anything is stored, so that the loads do not wait for each other
+                    memories = ()
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            token = prefix + (row - 1) * width + left + start + offset
+                            places = token * channels + columns
+                            x = tl.load(x_ptr + places, mask=known, other=0.0)  # again, from the cache
+                            loaded = append(loaded, x)
+                            if PREVIOUS:
+                                memory = tl.load(previous_ptr + places, mask=known, other=0.0).to(ACC)
+                                if not WHOLE:
+                                    token = tl.minimum(token, tokens - 1)
+                                mean = tl.load(statistics_ptr + 2 * tokens + token)
+                                inverse_std = tl.load(statistics_ptr + 3 * tokens + token)
+                                memory = (memory - mean) * inverse_std * scale + shift
+                                memories = append(memories, memory)
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
+                            u = above[start + offset]
+                            output = gate * u * _gelu(u, ACC)[0]
+                            if PREVIOUS:
+                                output += memories[offset]
+                            result = loaded[offset].to(ACC) + factor * output
+                            tl.store(output_ptr + places, output.to(output_ptr.dtype.element_ty), mask=known)
+                            tl.store(sum_ptr + places, result.to(sum_ptr.dtype.element_ty), mask=known)
             above = add_row(here, normed, w10, w11, w12, COLUMNS)
             here = add_row(zeros_of_row(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
 
@@ -363,6 +381,7 @@ def _values_kernel(
     GATED: tl.constexpr,
     MASKED: tl.constexpr,
     WHOLE: tl.constexpr,
+    LOADED: tl.constexpr,  # pixels that are loaded before any is stored
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -401,20 +420,30 @@ def _values_kernel(
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:
-                for index in tl.static_range(COLUMNS):
-                    known = inside
-                    if not WHOLE:
-                        known = inside & (columns * 0 + left + index < width)
-                    places = (prefix + (row - 1) * width + left + index) * channels + columns
-                    grad = factor * tl.load(grad_ptr + places, mask=known, other=0.0).to(ACC)
-                    if NEXT:
-                        grad += tl.load(next_ptr + places, mask=known, other=0.0).to(ACC)
-                    u = above[index]
-                    below, density = _gelu(u, ACC)
-                    if GATED:
-                        through_value += grad * u * below
-                    grad_value = gate * grad * (below + u * density)
-                    tl.store(grad_value_ptr + places, grad_value.to(grad_value_ptr.dtype.element_ty), mask=known)
+                for start in tl.static_range(0, COLUMNS, LOADED):
+                    grads = ()  # as in the forward pass
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
+                            grad = factor * tl.load(grad_ptr + places, mask=known, other=0.0).to(ACC)
+                            if NEXT:
+                                grad += tl.load(next_ptr + places, mask=known, other=0.0).to(ACC)
+                            grads = append(grads, grad)
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
+                            u = above[start + offset]
+                            below, density = _gelu(u, ACC)
+                            if GATED:
+                                through_value += grads[offset] * u * below
+                            value = gate * grads[offset] * (below + u * density)
+                            tl.store(grad_value_ptr + places, value.to(grad_value_ptr.dtype.element_ty), mask=known)
             above = add_row(here, normed, w10, w11, w12, COLUMNS)
             here = add_row(zeros_of_row(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
     if GATED:
@@ -696,13 +725,12 @@ class Sizes:
 
     @cached_property
     def constants(self) -> dict[str, Any]:
-        """The constants of a kernel of the forward pass whose programs hold entire tokens."""
-        return self._whole_tokens(ELEMENTS)
-
-    @cached_property
-    def gradient_constants(self) -> dict[str, Any]:
-        """The constants of such a kernel of the backward pass."""
-        return self._whole_tokens(GRADIENT_ELEMENTS)
+        """The constants of a kernel whose programs hold entire tokens."""
+        channels = max(16, power_of_2(self.shape.channels))
+        number = max(1, ELEMENTS // channels)
+        warps = min(16, max(1, number * channels // PER_WARP))
+        sizes = {"STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels}
+        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
 
     @cached_property
     def tile_constants(self) -> dict[str, Any]:
@@ -739,13 +767,6 @@ class Sizes:
         fits = depth == power_of_2(depth) and depth <= self.row_constants["CHANNELS"]
         return depth if fits and self.shape.batch <= SMALL_BATCH else 0
 
-    def _whole_tokens(self, elements: int) -> dict[str, Any]:
-        channels = max(16, power_of_2(self.shape.channels))
-        number = max(1, elements // channels)
-        warps = min(16, max(1, number * channels // PER_WARP))
-        sizes = {"STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels}
-        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
-
     @cached_property
     def segments(self) -> tuple[int, int]:
         """The number of segments of the tokens of a sample, and the tokens of a segment."""
@@ -756,7 +777,7 @@ class Sizes:
     @cached_property
     def gradient_programs(self) -> int:
         """The number of programs that the tokens of the batch are divided among in the backward pass."""
-        return min(PROGRAMS, pieces(self.shape.batch * self.tokens, self.gradient_constants["TOKENS"]))
+        return min(GRADIENT_PROGRAMS, pieces(self.shape.batch * self.tokens, self.constants["TOKENS"]))
 
 
 @lru_cache(maxsize=1024)
@@ -835,7 +856,7 @@ def _forward(
         sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, segments,
         1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
         GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
-        MASKED=mask is not None, ADD_PREFIX=add_prefix, **sizes.row_constants,
+        MASKED=mask is not None, ADD_PREFIX=add_prefix, LOADED=LOADED, **sizes.row_constants,
     )  # fmt: skip
     return result, output, gate, statistics if differentiated else None, total
 
@@ -888,7 +909,7 @@ def _backward(
         _values_kernel, sizes.row_programs,
         x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, gamma), _or(mask, gamma),
         grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
-        **switches, **sizes.row_constants,
+        **switches, LOADED=LOADED, **sizes.row_constants,
     )  # fmt: skip
     grad_pooled = grad_weights = None
     if gate is not None and total is not None:
@@ -967,7 +988,7 @@ def input_gradients(
         shape.batch * tokens, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
         PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, NEXT=grad_next is not None,
         GATED=grad_pooled is not None, MASKED=mask is not None,
-        **sizes.gradient_constants,
+        **sizes.constants,
     )  # fmt: skip
     size = 0 if grad_weights is None else grad_weights.shape[-1]
     grads_of_weights = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)
