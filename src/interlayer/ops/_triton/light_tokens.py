@@ -67,7 +67,7 @@ MORE_REGISTERS = 192  # if a thread holds the weights of other layers
 PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
-MOST_CHANNELS = 16384
+MOST_CHANNELS = 4096  # entire tokens of x, g, dO, dn and O' lie in shared memory while they are loaded
 DTYPES = tuple(TYPES)
 
 
