@@ -69,8 +69,8 @@ class TestLightTokens(OperationTester):
         Limit("triton", "must fill the grid", change=lambda s: s.change(grid=(5, 4)), runs=False),
         Limit(
             "triton",
-            "at most 16384 channels",
-            sizes(shape=(1, 16400, (1, 1), 0), memory=False),
+            "at most 4096 channels",
+            sizes(shape=(1, 4100, (1, 1), 0), memory=False),
         ),
         Limit(
             "triton",

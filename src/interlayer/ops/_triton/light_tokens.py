@@ -68,7 +68,7 @@ GRADIENT_PROGRAMS = 4 if INTERPRETED else 2112  # in the backward pass, in which
 LOADED = 7  # pixels of a row that are loaded before any is stored
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 256  # partial sums that are added at once
-MOST_CHANNELS = 16384
+MOST_CHANNELS = 4096  # entire tokens of x, g, dO, dn and O' lie in shared memory while they are loaded
 DTYPES = tuple(TYPES)
 
 
