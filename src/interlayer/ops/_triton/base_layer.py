@@ -183,7 +183,7 @@ class _BaseLayer(torch.autograd.Function):
         stored, pooled, active, table, end_table = run_end(
             x, shortcut, norm, end, end_relu, shape, pooled=True, differentiated=needs_grad
         )
-        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape)
+        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape, tiles.segments)
         value = torch.empty_like(x)
         training = norm.training
         output = torch.empty_like(x) if training else value
@@ -262,13 +262,14 @@ class _BaseLayer(torch.autograd.Function):
                 *_gradients(given[first:last], results[first:last], bucket),
                 weights, table, norm_sums, _or(mask, sums), products,
                 shape.pixels, pixels, tiles.segments, shape.channels, heads, float(rows), last - first, first, layers,
-                _bits(given[first:last]),
-                MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket, CHUNK=min(CHUNK, bucket),
-                **constants,
+                _bits(given[first:last]), 0,
+                NORM=True, MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket,
+                CHUNK=min(CHUNK, bucket), **constants,
             )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
-            products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape
-        )
+            products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
+            tiles.segments,
+        )  # fmt: skip
         grad_values, grad_value = results[:-1], results[-1]
 
         grad_x = torch.empty_like(x)
@@ -316,7 +317,13 @@ class _BaseLayer(torch.autograd.Function):
 
 
 def _scores(
-    pooled: Tensor, query_weight: Tensor, key_weight: Tensor, keys: Sequence[Tensor], heads: int, shape: _Shape
+    pooled: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    keys: Sequence[Tensor],
+    heads: int,
+    shape: _Shape,
+    segments: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns q and k, [B, C], and the attention weights, [B, heads, t], given the sums of x, [B * segments, C]."""
     layers = len(keys) + 1
@@ -329,7 +336,7 @@ def _scores(
         run_kernel(
             _scores_kernel, (shape.batch, blocks),
             pooled, query_weight, key_weight, _padded(keys[first:last], bucket) if last else None, query, key, weights,
-            shape.channels, shape.tiles.segments, query_weight.shape[-1], shape.pixels, heads,
+            shape.channels, segments, query_weight.shape[-1], shape.pixels, heads,
             (shape.channels // heads) ** -0.5, last - first, first, layers,
             SOFTMAX=len(groups) == 1, LAYERS=bucket, WIDTH=max(1, 2 * bucket), **constants,
         )  # fmt: skip
@@ -413,6 +420,7 @@ def _score_gradients(
     heads: int,
     fold: int,
     shape: _Shape,
+    pooled_segments: int,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """Returns the gradients of earlier keys, of each pixel of x through the average, and of the weights of q and k."""
     layers, segments, size = len(keys), shape.tiles.segments, query_weight.shape[-1]
@@ -438,7 +446,7 @@ def _score_gradients(
     run_kernel(
         projections_kernel, (shape.batch, chunks),
         pooled, query_weight, key_weight, grad_query, results[-1], grad_pooled, partial,
-        shape.channels, segments, size, shape.pixels, CHANNELS=block, ACC=TYPES[shape.acc],
+        shape.channels, pooled_segments, size, shape.pixels, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
     of_query, of_key = partial.sum(0)
     return (
