@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 ELEMENTS = 512  # of a tile of entire tokens
 PER_WARP = 512  # elements of such a tile: a token in one warp is normalized without a barrier
 TOKEN_STAGES = 2  # such tiles that are loaded ahead
-TILE_STAGES = 3  # rows of the grid that are loaded ahead
+TILE_STAGES = 4  # rows of the grid that are loaded ahead
 WIDEST_ROW = 16  # pixels that a thread holds; of wider grids, half as many
 ROW_CHANNELS = 64  # of a program whose threads hold the pixels of a row
 PER_ROW_WARP = 64  # of these channels
