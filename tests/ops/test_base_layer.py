@@ -222,7 +222,12 @@ def test_gradients_of_the_memory_are_added_in_place(allocated):
 
 
 @pytest.mark.parametrize(
-    "kept", [lambda grad: grad, pytest.param(lambda grad: grad.detach(), marks=pytest.mark.slow), lambda grad: grad[:1]]
+    "kept",
+    [
+        lambda grad: grad,
+        pytest.param(lambda grad: grad.detach(), marks=pytest.mark.slow),
+        pytest.param(lambda grad: grad[:1], marks=pytest.mark.slow),
+    ],
 )
 def test_a_gradient_that_a_hook_keeps_is_not_changed(kept, allocated):
     """Earlier layers may not add their part to a tensor that somebody else holds, nor to one that shares its memory."""

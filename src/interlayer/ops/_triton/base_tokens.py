@@ -71,7 +71,7 @@ NEAR = 16  # earlier layers whose values the attention kernel reads
 
 
 @triton.jit(do_not_specialize=VARYING)
-def _attention_kernel(
+def attention_kernel(
     x_ptr,  # [batch, tokens, channels]
     far_ptr,  # [batch, height * width, channels]: the sum of p_s V_s of the layers before the given ones
     values,  # V_s of earlier layers, each [batch, height * width, channels]
@@ -209,7 +209,7 @@ class _BaseTokens(torch.autograd.Function):
             _attended(None, values, group, weights, None, None, far, None, heads, shape, False)
         bucket = _bucket(earlier - first) if earlier else 0
         run_kernel(
-            _attention_kernel, sizes.row_programs,
+            attention_kernel, sizes.row_programs,
             x, _or(far, x), _padded(values[first:], bucket) if earlier else None, statistics, value_weight, gamma, beta,
             weights, _or(mask, weights), value, result,
             sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, earlier - first, first,
