@@ -93,7 +93,7 @@ def call(sample):
             # batches of one, unless the gradient is channels_last
             output.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
         outputs += [output, weights]
-    return (*outputs, *keys, *values)
+    return (*outputs, *ops.tensors_of(keys), *ops.tensors_of(values))
 
 
 def contiguous(sample, name):
