@@ -630,8 +630,8 @@ def unsupported_reason(
     relu: bool = False,
     end: BlockEnd | None = None,
 ) -> str | None:
-    keys = keys.tensors if isinstance(keys, Linked) else keys
-    values = values.tensors if isinstance(values, Linked) else values
+    if isinstance(keys, Linked) and isinstance(values, Linked):
+        keys, values = keys.tensors[-1:], values.tensors[-1:]  # the others are like the last one
     if is_traced_otherwise(x, *keys, *values):
         return TRACED
     reason = light_unsupported_reason(
