@@ -10,7 +10,7 @@ from torch._dynamo.backends.debugging import aot_eager
 
 import interlayer
 from interlayer import backend
-from interlayer.ops._triton import light_tokens
+from interlayer.ops._triton import base_tokens, light_tokens
 
 IMAGES = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -56,6 +56,7 @@ def launched(monkeypatch):
         return run_kernel(kernel, *args, **constants)
 
     monkeypatch.setattr(light_tokens, "run_kernel", record)
+    monkeypatch.setattr(base_tokens, "run_kernel", record)
     return names
 
 
@@ -66,24 +67,30 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("make", "layers", "options"),
+    ("make", "mechanism", "options"),
     [
-        (vit, 2, {"reading": "paper"}),
-        (vit, 2, {"reading": "published"}),
-        (lambda: vit(reg_tokens=2, drop_path_rate=0.5), 2, {"reading": "published", "drop_path": "backbone"}),
-        (lambda: vit(class_token=False, global_pool="avg"), 2, {"attention": False}),
-        (swin, 2, {"reading": "published"}),
+        (vit, "mrla_light", {"reading": "paper"}),
+        (vit, "mrla_light", {"reading": "published"}),
+        (
+            lambda: vit(reg_tokens=2, drop_path_rate=0.5),
+            "mrla_light",
+            {"reading": "published", "drop_path": "backbone"},
+        ),
+        (lambda: vit(class_token=False, global_pool="avg"), "mrla_light", {"attention": False}),
+        (swin, "mrla_light", {"reading": "published"}),
+        (vit, "mrla_base", {"reading": "paper"}),
+        (swin, "mrla_base", {"reading": "published"}),
     ],
-    ids=["paper", "published", "registers", "convolution", "swin"],
+    ids=["paper", "published", "registers", "convolution", "swin", "base", "base-swin"],
 )
-def test_networks_compute_the_same_with_kernels(make, layers, options, launched):
+def test_networks_compute_the_same_with_kernels(make, mechanism, options, launched):
     """Logits and every gradient equal those of the reference, in a ViT and in a network of [B, H, W, C] maps."""
-    model = interlayer.attach(make(), "mrla_light", channels_per_head=4, **options)
+    model = interlayer.attach(make(), mechanism, channels_per_head=4, **options)
     expected = results(model, "reference")
     assert not launched
     found = results(model, "triton")
-    assert launched.count("_attention_kernel") == 2 * layers, "in training and in eval mode"
-    assert launched.count("_norms_kernel") == layers
+    assert launched.count("_attention_kernel") == 4, "two layers, in training and in eval mode"
+    assert launched.count("_norms_kernel") == 2
     assert_equal(found, expected)
 
 

@@ -131,8 +131,8 @@ def test_the_grid_is_that_of_the_image(name, monkeypatch):
     """Two images with equally many patches have different grids."""
     model = interlayer.attach(make(name), "mrla_base")
     grids = []
-    to_map = Layout.to_map
-    monkeypatch.setattr(Layout, "to_map", lambda *args: grids.append(args[2]) or to_map(*args))
+    to_tokens = Layout.to_tokens
+    monkeypatch.setattr(Layout, "to_tokens", lambda *args: grids.append(args[2]) or to_tokens(*args))
     options = {} if name in ("dinov2", "registers") else {"interpolate_pos_encoding": True}
     for height, width in ((64, 128), (128, 64)):
         grids.clear()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, draw, sizes, strided
+from torch.utils.flop_counter import FlopCounterMode
 
 from interlayer import backend, ops
 
@@ -226,7 +227,9 @@ def test_gradients_of_the_memory_are_added_in_place(allocated):
     assert len(allocated) == 6
 
 
-@pytest.mark.parametrize("kept", [lambda grad: grad, lambda grad: grad.detach(), lambda grad: grad[:1]])
+@pytest.mark.parametrize(
+    "kept", [lambda grad: grad, pytest.param(lambda grad: grad.detach(), marks=pytest.mark.slow), lambda grad: grad[:1]]
+)
 def test_a_gradient_that_a_hook_keeps_is_not_changed(kept, allocated):
     """Earlier layers may not add their part to a tensor that somebody else holds, nor to one that shares its memory."""
     expected = Stage().gradients()
@@ -273,3 +276,20 @@ def test_a_second_backward_pass_computes_the_same():
     first = stage.gradients(retain_graph=True)
     for grad, wanted in zip(stage.gradients(), first, strict=True):
         assert torch.equal(grad, wanted)
+
+
+def test_the_reference_runs_where_operators_are_traced():
+    """A counter of FLOPs sees the convolution of the values, even if the kernel was chosen by name."""
+    sample = TestBaseLayer().cast(make((2, 8, 3, 2), 2, layers=2), DOUBLE)
+    with backend("triton"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        found = call(sample.map(torch.clone))
+    assert counter.get_total_flops() >= 2 * 9 * sample.tensors["x_0"].numel()
+    with backend("reference"), torch.no_grad():
+        torch.testing.assert_close(found, call(sample.map(torch.clone)))
+
+
+def test_second_derivatives_are_refused():
+    """The error names the remedy."""
+    stage = Stage()
+    with pytest.raises(RuntimeError, match=r"interlayer.backend\('reference'\)"):
+        stage.gradients(create_graph=True)

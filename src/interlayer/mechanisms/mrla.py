@@ -209,7 +209,22 @@ class MRLABase(LayerAttention):
             x, self.query.weight, self.key.weight, self.value.weight, keys, values, norm_arguments(self.norm), mask,
             heads=self.heads, relu=self.relu, end=end,
         )  # fmt: skip
-        self.scores(weights)
+        self.report_scores(weights)
+        return x, (keys, values)
+
+    def takes_tokens(self) -> bool:
+        convolutions = self.value is not None and self.projection == "conv1d"
+        return self.weighting == "softmax" and convolutions and layer_norm_unsupported_reason(self.norm_in) is None
+
+    def run_tokens(
+        self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, grid: TokenGrid
+    ) -> tuple[Tensor, Any]:
+        keys, values = memory if memory is not None else ((), ())
+        x, weights, keys, values = ops.base_tokens(
+            x, self.query.weight, self.key.weight, self.value_weight, keys, values, layer_norm_arguments(self.norm_in),
+            mask, heads=self.heads, grid=grid[:2], prefix=grid.prefix, add_prefix=self.add_prefix,
+        )  # fmt: skip
+        self.report_scores(weights)
         return x, (keys, values)
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:

@@ -2,6 +2,7 @@
 
 from .attention import attention
 from .base_layer import base_layer
+from .base_tokens import base_tokens
 from .broadcast_context import broadcast_context
 from .dispatch import backend, backends, choose_from_environment
 from .feed_forward import feed_forward
@@ -26,6 +27,7 @@ __all__ = [
     "backend",
     "backends",
     "base_layer",
+    "base_tokens",
     "broadcast_context",
     "channel_projections",
     "depthwise_value",

@@ -79,8 +79,7 @@ def _reference(
     Returns:
         x', [B, P + H W, C], O, [B, C, H, W], and the gates, [B, heads], or None without q and k.
     """
-    first, patches = x[:, :prefix], x[:, prefix:]
-    normed = tokens_to_map(layer_norm(patches, norm), grid)
+    normed = tokens_to_map(layer_norm(x[:, prefix:], norm), grid)
     gate = None
     if query_weight is None or key_weight is None:
         output = depthwise_value(normed, value_weight, gelu=True)
@@ -88,11 +87,7 @@ def _reference(
         query, key = channel_projections(normed.mean((2, 3)), query_weight, key_weight)
         memory = None if norm_previous is None else _memory(x, previous, norm_previous, grid, prefix)
         output, gate = light_attention(normed, query, key, value_weight, memory, decay, heads=heads, gelu=True)
-    result = masked_sum(patches, map_to_tokens(output), mask)
-    if prefix:
-        first = masked_sum(first, layer_norm(first, norm), mask) if add_prefix else first
-        result = torch.cat((first.to(result.dtype), result), dim=1)
-    return result, output, gate
+    return tokens_sum(x, output, norm, mask, prefix, add_prefix), output, gate
 
 
 def _memory(x: Tensor, previous: Tensor | None, norm: LayerNormArguments, grid: tuple[int, int], prefix: int) -> Tensor:
@@ -102,6 +97,18 @@ def _memory(x: Tensor, previous: Tensor | None, norm: LayerNormArguments, grid: 
     if previous.dim() == 3:
         return tokens_to_map(layer_norm(previous[:, prefix:], norm), grid)
     return layer_norm(previous.permute(0, 2, 3, 1), norm).permute(0, 3, 1, 2)
+
+
+def tokens_sum(
+    x: Tensor, output: Tensor, norm: LayerNormArguments, mask: Tensor | None, prefix: int, add_prefix: bool
+) -> Tensor:
+    """Computes x', [B, P + H W, C], given x and the map O, [B, C, H, W]."""
+    first, patches = x[:, :prefix], x[:, prefix:]
+    result = masked_sum(patches, map_to_tokens(output), mask)
+    if not prefix:
+        return result
+    first = masked_sum(first, layer_norm(first, norm), mask) if add_prefix else first
+    return torch.cat((first.to(result.dtype), result), dim=1)
 
 
 def layer_norm(x: Tensor, norm: LayerNormArguments) -> Tensor:

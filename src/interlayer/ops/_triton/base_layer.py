@@ -25,6 +25,9 @@ The function of layer t returns the earlier keys and values that it was given, t
 gradients G_s pass through the backward passes of all layers, and each of them adds its part in place. A kernel gets the
 values of several layers as a tuple of pointers, padded to a power of two. More than `GROUP` layers take several
 launches. The kernel of the attention reads the values of the `NEAR` latest layers; attended adds up those before them.
+
+For torch.compile both passes of a layer are registered as operators. The gradients G_s then pass through links (see
+`linked.py`), and each layer writes new ones, one behind the other.
 """
 
 from __future__ import annotations
@@ -198,7 +201,7 @@ class _BaseLayer(torch.autograd.Function):
         stored, pooled, active, table, end_table = run_end(
             x, shortcut, norm, end, end_relu, shape, pooled=True, differentiated=needs_grad
         )
-        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape)
+        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape, tiles.segments)
         value = torch.empty_like(x)
         training = norm.training
         output = torch.empty_like(x) if training else value
@@ -277,13 +280,13 @@ class _BaseLayer(torch.autograd.Function):
                 *_gradients(given[first:last], results[first:last], bucket),
                 weights, table, norm_sums, _or(mask, sums), products,
                 shape.pixels, pixels, tiles.segments, shape.channels, heads, float(rows), last - first, first, layers,
-                _bits(given[first:last]),
-                MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket, CHUNK=min(CHUNK, bucket),
-                **constants,
+                _bits(given[first:last]), 0,
+                NORM=True, MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket,
+                CHUNK=min(CHUNK, bucket), **constants,
             )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
-            key_stack,
+            tiles.segments, key_stack,
         )  # fmt: skip
         grad_values, grad_value = results[:-1], results[-1]
 
@@ -332,7 +335,13 @@ class _BaseLayer(torch.autograd.Function):
 
 
 def _scores(
-    pooled: Tensor, query_weight: Tensor, key_weight: Tensor, keys: Sequence[Tensor], heads: int, shape: _Shape
+    pooled: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    keys: Sequence[Tensor],
+    heads: int,
+    shape: _Shape,
+    segments: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns q and k, [B, C], and the attention weights, [B, heads, t], given the sums of x, [B * segments, C]."""
     layers = len(keys) + 1
@@ -345,7 +354,7 @@ def _scores(
         run_kernel(
             _scores_kernel, (shape.batch, blocks),
             pooled, query_weight, key_weight, _padded(keys[first:last], bucket) if last else None, query, key, weights,
-            shape.channels, shape.tiles.segments, query_weight.shape[-1], shape.pixels, heads,
+            shape.channels, segments, query_weight.shape[-1], shape.pixels, heads,
             (shape.channels // heads) ** -0.5, last - first, first, layers,
             SOFTMAX=len(groups) == 1, LAYERS=bucket, WIDTH=max(1, 2 * bucket), **constants,
         )  # fmt: skip
@@ -434,6 +443,7 @@ def _score_gradients(
     heads: int,
     fold: int,
     shape: _Shape,
+    pooled_segments: int,
     stack: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """Returns the gradients of earlier keys, of each pixel of x through the average, and of the weights of q and k."""
@@ -460,7 +470,7 @@ def _score_gradients(
     run_kernel(
         projections_kernel, (shape.batch, chunks),
         pooled, query_weight, key_weight, grad_query, results[-1], grad_pooled, partial,
-        shape.channels, segments, size, shape.pixels, CHANNELS=block, ACC=TYPES[shape.acc],
+        shape.channels, pooled_segments, size, shape.pixels, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
     of_query, of_key = partial.sum(0)
     return (
@@ -471,10 +481,20 @@ def _score_gradients(
     )
 
 
-class _Context:
-    """The context of a forward or backward pass that autograd does not know of."""
+class _NothingSaved:
+    """The context of a forward pass without a backward pass."""
 
-    stacks: tuple[Tensor | None, Tensor | None] | None = None  # where the gradients of earlier keys and values go
+    needs_input_grad = (False,)
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+class _Context(_NothingSaved):
+    """The context of a pass that a registered operator runs."""
 
     def __init__(self, differentiated: bool, saved: tuple[Tensor | None, ...] = ()) -> None:
         self.needs_input_grad = (differentiated,)
@@ -482,9 +502,6 @@ class _Context:
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        pass
 
 
 def _forward(
@@ -616,6 +633,11 @@ _layer = DifferentiableOperator(
 )
 
 
+def _examined(tensors: Sequence[Tensor] | Linked) -> Sequence[Tensor]:
+    """Returns the tensors whose properties are examined. Linked ones are like the last of them."""
+    return tensors.tensors[-1:] if isinstance(tensors, Linked) else tensors
+
+
 def unsupported_reason(
     x: Tensor,
     query_weight: Tensor,
@@ -630,8 +652,7 @@ def unsupported_reason(
     relu: bool = False,
     end: BlockEnd | None = None,
 ) -> str | None:
-    if isinstance(keys, Linked) and isinstance(values, Linked):
-        keys, values = keys.tensors[-1:], values.tensors[-1:]  # the others are like the last one
+    keys, values = _examined(keys), _examined(values)
     if is_traced_otherwise(x, *keys, *values):
         return TRACED
     reason = light_unsupported_reason(
@@ -678,7 +699,7 @@ def base_layer(
         references_of_own(x.device)
         outputs = _BaseLayer.apply(*arguments)
     else:
-        outputs = _BaseLayer.forward(_Context(False), *arguments)
+        outputs = _BaseLayer.forward(_NothingSaved(), *arguments)
     x, weights, *memory = outputs
     layers = len(keys) + 1
     return x, weights, tuple(memory[:layers]), tuple(memory[layers:])

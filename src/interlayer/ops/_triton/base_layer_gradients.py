@@ -149,6 +149,8 @@ def values_kernel(
     first_layer,
     layers,
     given,  # bit s: whether G_s is given
+    prefix,  # tokens of a sample before its pixels in the gradient of x'
+    NORM: tl.constexpr,  # False if O is not normalized: dO = m g
     MASKED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     TRAINING: tl.constexpr,
@@ -164,14 +166,23 @@ def values_kernel(
     inside = columns < channels
     sample = (program // segments).to(tl.int64)
     start = sample * pixels * channels
+    grad_ptr += (sample + 1) * prefix * channels
     first = (program % segments) * pixels_per_segment
     last = tl.minimum(first + pixels_per_segment, pixels)
     weights = load_weights(weights_ptr, sample, folds, channels, heads, layers, first_layer, number, LAYERS, FOLD, ACC)
-    scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
-    shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
-    factor, slope, constant = output_gradient(
-        norm_sums_ptr, table_ptr, mask_ptr, sample, columns, inside, channels, count, MASKED, TRAINING, ACC
-    )
+    scale = tl.zeros(columns.shape, ACC)
+    shift = scale
+    factor = scale + 1.0
+    slope = scale
+    constant = scale
+    if NORM:
+        scale = tl.load(table_ptr + 2 * channels + columns, mask=inside, other=0.0)
+        shift = tl.load(table_ptr + 3 * channels + columns, mask=inside, other=0.0)
+        factor, slope, constant = output_gradient(
+            norm_sums_ptr, table_ptr, mask_ptr, sample, columns, inside, channels, count, MASKED, TRAINING, ACC
+        )
+    elif MASKED:
+        factor *= tl.load(mask_ptr + sample).to(ACC)
     products = ()
     for _ in tl.static_range(LAYERS):
         products = append(products, tl.zeros([PIXELS, FOLDS], ACC))
@@ -179,10 +190,13 @@ def values_kernel(
         lines = pixel + tl.arange(0, PIXELS)
         here = (lines < last)[:, None, None] & inside[None, :, :]
         places = start + lines[:, None, None] * channels + columns[None, :, :]
-        output = tl.load(output_ptr + places, mask=here, other=0.0).to(ACC)
         grad = tl.load(grad_ptr + places, mask=here, other=0.0).to(ACC)
-        grad = masked_gradient(grad, output, scale, shift, ACTIVATION)
-        grad = grad * factor[None, :, :] + output * slope[None, :, :] + constant[None, :, :]
+        if NORM:
+            output = tl.load(output_ptr + places, mask=here, other=0.0).to(ACC)
+            grad = masked_gradient(grad, output, scale, shift, ACTIVATION)
+            grad = grad * factor[None, :, :] + output * slope[None, :, :] + constant[None, :, :]
+        else:
+            grad *= factor[None, :, :]
         added = ()
         for start_of_chunk in tl.static_range(0, LAYERS, CHUNK):
             chunk = ()

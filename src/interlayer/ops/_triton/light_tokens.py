@@ -17,12 +17,14 @@ and the backward pass, for the gradients g of x' and dO of O from the next layer
                  norms' weights                                                            writes dx, dO'
     sums         sums over programs
 
-x, O' and the statistics are saved; n, u and GELU(u) are computed again. Everything is computed in float32 (float64 for
-float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
+A thread of attention and values holds a row of pixels of a few channels, so that a token is loaded and normalized once
+for all nine weights. x, O' and the statistics are saved; n, u and GELU(u) are computed again. Everything is computed in
+float32 (float64 for float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -52,19 +54,21 @@ from .runtime import (
 if TYPE_CHECKING:
     from ..light_tokens import LayerNormArguments
 
-ELEMENTS = 2048  # of a tile of entire tokens in the forward pass
-GRADIENT_ELEMENTS = 1024  # and in the backward pass
-PER_WARP = 256  # elements of such a tile
+ELEMENTS = 512  # of a tile of entire tokens
+PER_WARP = 512  # elements of such a tile: a token in one warp is normalized without a barrier
 TOKEN_STAGES = 2  # such tiles that are loaded ahead
 TILE_STAGES = 3  # rows of the grid that are loaded ahead
 WIDEST_ROW = 16  # pixels that a thread holds; of wider grids, half as many
 ROW_CHANNELS = 64  # of a program whose threads hold the pixels of a row
 PER_ROW_WARP = 64  # of these channels
-REGISTERS = {} if torch.version.hip else {"maxnreg": 168}  # so that a multiprocessor runs three programs of four warps
-PROGRAMS = 4 if INTERPRETED else 1056  # as many as are wanted: eight for each multiprocessor of an H200
+REGISTERS = 168  # of a thread at most, so that a multiprocessor runs twelve warps
+MORE_REGISTERS = 192  # if a thread holds the weights of other layers
+PROGRAMS = 4 if INTERPRETED else 4224  # as many as are wanted: 32 for each multiprocessor of an H200
+GRADIENT_PROGRAMS = 4 if INTERPRETED else 2112  # in the backward pass, in which each of them stores sums
+LOADED = 7  # pixels of a row that are loaded before any is stored
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
-SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
-MOST_CHANNELS = 16384
+SPLITS = 32 if INTERPRETED else 256  # partial sums that are added at once
+MOST_CHANNELS = 4096  # entire tokens of x, g, dO, dn and O' lie in shared memory while they are loaded
 DTYPES = tuple(TYPES)
 
 
@@ -135,7 +139,7 @@ def _load_normed(
 
 
 @triton.jit
-def _load_row(
+def load_row(
     x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
     WHOLE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +164,7 @@ def _load_row(
 
 
 @triton.jit
-def _zeros(COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
+def zeros_of_row(COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
     """Returns a row of pixels of zeros."""
     row = ()
     for _ in tl.static_range(COLUMNS):
@@ -169,12 +173,27 @@ def _zeros(COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def _add_row(row, normed, w0, w1, w2, COLUMNS: tl.constexpr):
+def add_row(row, normed, w0, w1, w2, COLUMNS: tl.constexpr):
     """Returns a row of pixels plus the convolution of n with three weights."""
     added = ()
     for index in tl.static_range(COLUMNS):
         added = append(added, row[index] + w0 * normed[index] + w1 * normed[index + 1] + w2 * normed[index + 2])
     return added
+
+
+@triton.jit
+def store_prefix(
+    x_ptr, statistics_ptr, sum_ptr, columns, inside, gamma, beta, factor, prefix, tokens, channels,
+    ADD_PREFIX: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Stores the prefix tokens of x' of one sample."""
+    for token in range(prefix):
+        value = tl.load(x_ptr + token * channels + columns, mask=inside, other=0.0).to(ACC)
+        if ADD_PREFIX:
+            mean = tl.load(statistics_ptr + token)
+            inverse_std = tl.load(statistics_ptr + tokens + token)
+            value += factor * ((value - mean) * inverse_std * gamma + beta)
+        tl.store(sum_ptr + token * channels + columns, value.to(sum_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -231,6 +250,7 @@ def _attention_kernel(
     MASKED: tl.constexpr,
     ADD_PREFIX: tl.constexpr,
     WHOLE: tl.constexpr,
+    LOADED: tl.constexpr,  # pixels that are loaded before any is stored
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -275,42 +295,66 @@ def _attention_kernel(
     if MASKED:
         factor = tl.load(mask_ptr + sample).to(ACC)
     if first == 0:
-        for token in range(prefix):
-            value = tl.load(x_ptr + token * channels + columns, mask=inside, other=0.0).to(ACC)
-            if ADD_PREFIX:
-                mean = tl.load(statistics_ptr + token)
-                inverse_std = tl.load(statistics_ptr + tokens + token)
-                value += factor * ((value - mean) * inverse_std * gamma + beta)
-            tl.store(sum_ptr + token * channels + columns, value.to(sum_ptr.dtype.element_ty), mask=inside)
+        store_prefix(
+            x_ptr,
+            statistics_ptr,
+            sum_ptr,
+            columns,
+            inside,
+            gamma,
+            beta,
+            factor,
+            prefix,
+            tokens,
+            channels,
+            ADD_PREFIX,
+            ACC,
+        )
     for left in range(0, width, COLUMNS):
-        above = _zeros(COLUMNS, CHANNELS, ACC)  # u of the row above, without the row below it
-        here = _zeros(COLUMNS, CHANNELS, ACC)  # u of this row, without the rows below
+        above = zeros_of_row(COLUMNS, CHANNELS, ACC)  # u of the row above, without the row below it
+        here = zeros_of_row(COLUMNS, CHANNELS, ACC)  # u of this row, without the rows below
         for row in range(tl.maximum(first - 1, 0), last + 1):
-            normed = _load_row(
+            normed = load_row(
                 x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
                 WHOLE, COLUMNS, CHANNELS, ACC,
             )  # fmt: skip
-            above = _add_row(above, normed, w20, w21, w22, COLUMNS)
+            above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:  # the row above is complete
-                for index in tl.static_range(COLUMNS):
-                    known = inside
-                    if not WHOLE:
-                        known = inside & (columns * 0 + left + index < width)
-                    token = prefix + (row - 1) * width + left + index
-                    places = token * channels + columns
-                    output = gate * above[index] * _gelu(above[index], ACC)[0]
-                    if PREVIOUS:
-                        memory = tl.load(previous_ptr + places, mask=known, other=0.0).to(ACC)
-                        if not WHOLE:
-                            token = tl.minimum(token, tokens - 1)
-                        mean = tl.load(statistics_ptr + 2 * tokens + token)
-                        inverse_std = tl.load(statistics_ptr + 3 * tokens + token)
-                        output += (memory - mean) * inverse_std * scale + shift
-                    x = tl.load(x_ptr + places, mask=known, other=0.0).to(ACC)  # again, from the cache
-                    tl.store(output_ptr + places, output.to(output_ptr.dtype.element_ty), mask=known)
-                    tl.store(sum_ptr + places, (x + factor * output).to(sum_ptr.dtype.element_ty), mask=known)
-            above = _add_row(here, normed, w10, w11, w12, COLUMNS)
-            here = _add_row(_zeros(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
+                for start in tl.static_range(0, COLUMNS, LOADED):
+                    loaded = ()  # before anything is stored, so that the loads do not wait for each other
+                    memories = ()
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            token = prefix + (row - 1) * width + left + start + offset
+                            places = token * channels + columns
+                            x = tl.load(x_ptr + places, mask=known, other=0.0)  # again, from the cache
+                            loaded = append(loaded, x)
+                            if PREVIOUS:
+                                memory = tl.load(previous_ptr + places, mask=known, other=0.0).to(ACC)
+                                if not WHOLE:
+                                    token = tl.minimum(token, tokens - 1)
+                                mean = tl.load(statistics_ptr + 2 * tokens + token)
+                                inverse_std = tl.load(statistics_ptr + 3 * tokens + token)
+                                memory = (memory - mean) * inverse_std * scale + shift
+                                memories = append(memories, memory)
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
+                            u = above[start + offset]
+                            output = gate * u * _gelu(u, ACC)[0]
+                            if PREVIOUS:
+                                output += memories[offset]
+                            result = loaded[offset].to(ACC) + factor * output
+                            tl.store(output_ptr + places, output.to(output_ptr.dtype.element_ty), mask=known)
+                            tl.store(sum_ptr + places, result.to(sum_ptr.dtype.element_ty), mask=known)
+            above = add_row(here, normed, w10, w11, w12, COLUMNS)
+            here = add_row(zeros_of_row(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
 
 
 @triton.jit
@@ -337,6 +381,7 @@ def _values_kernel(
     GATED: tl.constexpr,
     MASKED: tl.constexpr,
     WHOLE: tl.constexpr,
+    LOADED: tl.constexpr,  # pixels that are loaded before any is stored
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
@@ -366,31 +411,41 @@ def _values_kernel(
         factor = tl.load(mask_ptr + sample).to(ACC)
     through_value = tl.zeros([CHANNELS], ACC)
     for left in range(0, width, COLUMNS):
-        above = _zeros(COLUMNS, CHANNELS, ACC)  # as in the forward pass
-        here = _zeros(COLUMNS, CHANNELS, ACC)
+        above = zeros_of_row(COLUMNS, CHANNELS, ACC)  # as in the forward pass
+        here = zeros_of_row(COLUMNS, CHANNELS, ACC)
         for row in range(tl.maximum(first - 1, 0), last + 1):
-            normed = _load_row(
+            normed = load_row(
                 x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
                 WHOLE, COLUMNS, CHANNELS, ACC,
             )  # fmt: skip
-            above = _add_row(above, normed, w20, w21, w22, COLUMNS)
+            above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:
-                for index in tl.static_range(COLUMNS):
-                    known = inside
-                    if not WHOLE:
-                        known = inside & (columns * 0 + left + index < width)
-                    places = (prefix + (row - 1) * width + left + index) * channels + columns
-                    grad = factor * tl.load(grad_ptr + places, mask=known, other=0.0).to(ACC)
-                    if NEXT:
-                        grad += tl.load(next_ptr + places, mask=known, other=0.0).to(ACC)
-                    u = above[index]
-                    below, density = _gelu(u, ACC)
-                    if GATED:
-                        through_value += grad * u * below
-                    grad_value = gate * grad * (below + u * density)
-                    tl.store(grad_value_ptr + places, grad_value.to(grad_value_ptr.dtype.element_ty), mask=known)
-            above = _add_row(here, normed, w10, w11, w12, COLUMNS)
-            here = _add_row(_zeros(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
+                for start in tl.static_range(0, COLUMNS, LOADED):
+                    grads = ()  # as in the forward pass
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
+                            grad = factor * tl.load(grad_ptr + places, mask=known, other=0.0).to(ACC)
+                            if NEXT:
+                                grad += tl.load(next_ptr + places, mask=known, other=0.0).to(ACC)
+                            grads = append(grads, grad)
+                    for offset in tl.static_range(LOADED):
+                        if start + offset < COLUMNS:
+                            known = inside
+                            if not WHOLE:
+                                known = inside & (columns * 0 + left + start + offset < width)
+                            places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
+                            u = above[start + offset]
+                            below, density = _gelu(u, ACC)
+                            if GATED:
+                                through_value += grads[offset] * u * below
+                            value = gate * grads[offset] * (below + u * density)
+                            tl.store(grad_value_ptr + places, value.to(grad_value_ptr.dtype.element_ty), mask=known)
+            above = add_row(here, normed, w10, w11, w12, COLUMNS)
+            here = add_row(zeros_of_row(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
     if GATED:
         tl.store(grad_gate_ptr + program.to(tl.int64) * channels + columns, through_value, mask=inside)
 
@@ -647,7 +702,7 @@ def _sums_kernel(
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Sizes of the tokens, how they are divided among programs, and the constants of the kernels.
 
     Args:
@@ -661,7 +716,7 @@ class _Sizes:
     previous_tokens: int
 
     @classmethod
-    def of(cls, x: Tensor, previous: Tensor | None, height: int, width: int) -> _Sizes:
+    def of(cls, x: Tensor, previous: Tensor | None, height: int, width: int) -> Sizes:
         return _sizes(*x.shape, previous is not None and previous.dim() == 3, height, width, accumulator(x))
 
     @cached_property
@@ -670,26 +725,35 @@ class _Sizes:
 
     @cached_property
     def constants(self) -> dict[str, Any]:
-        """The constants of a kernel of the forward pass whose programs hold entire tokens."""
-        return self._whole_tokens(ELEMENTS)
-
-    @cached_property
-    def gradient_constants(self) -> dict[str, Any]:
-        """The constants of such a kernel of the backward pass."""
-        return self._whole_tokens(GRADIENT_ELEMENTS)
+        """The constants of a kernel whose programs hold entire tokens."""
+        channels = max(16, power_of_2(self.shape.channels))
+        number = max(1, ELEMENTS // channels)
+        warps = min(16, max(1, number * channels // PER_WARP))
+        sizes = {"STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels}
+        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
 
     @cached_property
     def tile_constants(self) -> dict[str, Any]:
         """The constants of a kernel whose programs hold tiles of some pixels of a row."""
-        return {**self.shape.constants, "STAGES": TILE_STAGES, **REGISTERS}
+        return {**self.shape.constants, "STAGES": TILE_STAGES, "maxnreg": REGISTERS}
 
     @cached_property
     def row_constants(self) -> dict[str, Any]:
         """The constants of a kernel whose threads hold the pixels of a row."""
+        return self._rows(WIDEST_ROW, REGISTERS)
+
+    @cached_property
+    def short_row_constants(self) -> dict[str, Any]:
+        """The constants of such a kernel that needs registers for the values of other layers, too."""
+        return self._rows(WIDEST_ROW // 2, MORE_REGISTERS)
+
+    def _rows(self, widest: int, registers: int) -> dict[str, Any]:
         channels = min(ROW_CHANNELS, max(16, power_of_2(self.shape.channels)))
-        whole = self.shape.width <= WIDEST_ROW
-        sizes = {"WHOLE": whole, "COLUMNS": self.shape.width if whole else WIDEST_ROW // 2, "CHANNELS": channels}
-        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": max(1, channels // PER_ROW_WARP), **REGISTERS}
+        width = self.shape.width
+        columns = pieces(width, pieces(width, widest if width <= widest else WIDEST_ROW // 2))
+        sizes = {"WHOLE": columns == width, "COLUMNS": columns, "CHANNELS": channels}
+        options = {"num_warps": max(1, channels // PER_ROW_WARP), "maxnreg": registers}
+        return {**sizes, "ACC": TYPES[self.shape.acc], **options}
 
     @cached_property
     def row_programs(self) -> tuple[int]:
@@ -703,13 +767,6 @@ class _Sizes:
         fits = depth == power_of_2(depth) and depth <= self.row_constants["CHANNELS"]
         return depth if fits and self.shape.batch <= SMALL_BATCH else 0
 
-    def _whole_tokens(self, elements: int) -> dict[str, Any]:
-        channels = max(16, power_of_2(self.shape.channels))
-        number = max(1, elements // channels)
-        warps = min(16, max(1, number * channels // PER_WARP))
-        sizes = {"STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels}
-        return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
-
     @cached_property
     def segments(self) -> tuple[int, int]:
         """The number of segments of the tokens of a sample, and the tokens of a segment."""
@@ -720,17 +777,40 @@ class _Sizes:
     @cached_property
     def gradient_programs(self) -> int:
         """The number of programs that the tokens of the batch are divided among in the backward pass."""
-        return min(PROGRAMS, pieces(self.shape.batch * self.tokens, self.gradient_constants["TOKENS"]))
+        return min(GRADIENT_PROGRAMS, pieces(self.shape.batch * self.tokens, self.constants["TOKENS"]))
 
 
 @lru_cache(maxsize=1024)
 def _sizes(
     batch: int, tokens: int, channels: int, previous_has_prefix: bool, height: int, width: int, acc: torch.dtype
-) -> _Sizes:
+) -> Sizes:
     pixels = height * width
-    return _Sizes(
+    return Sizes(
         _shape(batch, channels, height, width, acc), tokens - pixels, tokens if previous_has_prefix else pixels
     )
+
+
+def token_statistics(
+    x: Tensor,
+    previous: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    eps: float,
+    previous_eps: float,
+    sizes: Sizes,
+) -> tuple[Tensor, Tensor]:
+    """Returns mean and 1 / std of the tokens of x and O', [B, 4, P + H W], and sums of n, [B * segments, C]."""
+    shape, tokens = sizes.shape, sizes.tokens
+    segments, tokens_per_segment = sizes.segments
+    statistics = torch.empty((shape.batch, 4, tokens), device=x.device, dtype=shape.acc)
+    pooled = torch.empty((shape.batch * segments, shape.channels), device=x.device, dtype=shape.acc)
+    run_kernel(
+        _statistics_kernel, (shape.batch * segments,),
+        x, _or(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
+        tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
+        **sizes.constants,
+    )  # fmt: skip
+    return statistics, pooled
 
 
 def _forward(
@@ -755,17 +835,10 @@ def _forward(
     differentiated: bool,
 ) -> tuple[Tensor | None, ...]:
     """Returns x', O and the gates, and for the backward pass the statistics of the tokens and the sums of n."""
-    sizes = _Sizes.of(x, previous, height, width)
-    shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
-    segments, tokens_per_segment = sizes.segments
-    statistics = torch.empty((shape.batch, 4, tokens), device=x.device, dtype=shape.acc)
-    pooled = torch.empty((shape.batch * segments, shape.channels), device=x.device, dtype=shape.acc)
-    run_kernel(
-        _statistics_kernel, (shape.batch * segments,),
-        x, _or(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
-        tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
-        **sizes.constants,
-    )  # fmt: skip
+    sizes = Sizes.of(x, previous, height, width)
+    shape, tiles = sizes.shape, sizes.shape.tiles
+    segments = sizes.segments[0]
+    statistics, pooled = token_statistics(x, previous, gamma, beta, eps, previous_eps, sizes)
     gate, total, depth = None, None, 0
     if query_weight is not None and key_weight is not None:
         gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
@@ -773,7 +846,7 @@ def _forward(
         depth = 0 if differentiated else sizes.depth_inside_tile(heads)
         if not depth:
             _compute_gates(pooled, query_weight, key_weight, gate, shape, segments, total)
-    output = _empty_map(x, height, width, dtype)
+    output = empty_map(x, height, width, dtype)
     result = torch.empty_like(x)
     run_kernel(
         _attention_kernel, sizes.row_programs,
@@ -783,7 +856,7 @@ def _forward(
         sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, segments,
         1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
         GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
-        MASKED=mask is not None, ADD_PREFIX=add_prefix, **sizes.row_constants,
+        MASKED=mask is not None, ADD_PREFIX=add_prefix, LOADED=LOADED, **sizes.row_constants,
     )  # fmt: skip
     return result, output, gate, statistics if differentiated else None, total
 
@@ -795,7 +868,7 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
     gated = query_weight is not None
     return (
         torch.empty_like(x),
-        _empty_map(x, height, width, dtype),
+        empty_map(x, height, width, dtype),
         x.new_empty((batch, heads), dtype=accumulator(x)) if gated else None,
         x.new_empty((batch, 4, tokens), dtype=accumulator(x)) if differentiated else None,
         _total(x) if gated and differentiated else None,
@@ -806,7 +879,7 @@ def _total(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[2]), dtype=accumulator(x))
 
 
-def _empty_map(x: Tensor, height: int, width: int, dtype: int) -> Tensor:
+def empty_map(x: Tensor, height: int, width: int, dtype: int) -> Tensor:
     """Returns a map for O."""
     return torch.empty(
         (x.shape[0], x.shape[2], height, width), device=x.device, dtype=DTYPES[dtype], memory_format=torch.channels_last
@@ -827,8 +900,8 @@ def _backward(
     grad = torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous()
     if grad_next is not None:
         grad_next = grad_next.to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
-    sizes = _Sizes.of(x, previous, height, width)
-    shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
+    sizes = Sizes.of(x, previous, height, width)
+    shape, tiles = sizes.shape, sizes.shape.tiles
     switches = {"NEXT": grad_next is not None, "GATED": gate is not None, "MASKED": mask is not None}
     grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=DTYPES[dtype])
     grad_gates = _partial(x, shape)
@@ -836,13 +909,67 @@ def _backward(
         _values_kernel, sizes.row_programs,
         x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, gamma), _or(mask, gamma),
         grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
-        **switches, **sizes.row_constants,
+        **switches, LOADED=LOADED, **sizes.row_constants,
     )  # fmt: skip
     grad_pooled = grad_weights = None
     if gate is not None and total is not None:
         grad_pooled, grad_weights = _gate_gradients(
             grad_gates, total, query_weight, key_weight, gate, grad_gate, heads, shape, 1
         )
+    grad_x, grad_previous, grad_kernel, norms, grad_projections = input_gradients(
+        grad, grad_next, grad_value, grad_pooled, grad_weights, x, previous, statistics, value_weight, gamma, beta,
+        previous_gamma, previous_beta, decay, mask, add_prefix, sizes,
+    )  # fmt: skip
+    size = 0 if query_weight is None else query_weight.shape[-1]
+    return (
+        grad_x,
+        _like(query_weight, grad_projections[:size]),
+        _like(key_weight, grad_projections[size:]),
+        _like(value_weight, grad_kernel),
+        grad_previous,
+        _like(decay, norms[4]),
+        _like(gamma, norms[0]),
+        _like(beta, norms[1]),
+        _like(previous_gamma, norms[2]),
+        _like(previous_beta, norms[3]),
+        None,
+    )
+
+
+def input_gradients(
+    grad: Tensor,
+    grad_next: Tensor | None,
+    grad_value: Tensor,
+    grad_pooled: Tensor | None,
+    grad_weights: Tensor | None,
+    x: Tensor,
+    previous: Tensor | None,
+    statistics: Tensor,
+    value_weight: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    previous_gamma: Tensor | None,
+    previous_beta: Tensor | None,
+    decay: Tensor | None,
+    mask: Tensor | None,
+    add_prefix: bool,
+    sizes: Sizes,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    """Computes the gradients through the convolution and the norms.
+
+    Args:
+        grad: g, the gradient of x'.
+        grad_next: The gradient of O from the next layer.
+        grad_value: du, [B, H W, C].
+        grad_pooled: The gradient of each token of n through the average, [B, C].
+        grad_weights: Partial sums of the gradients of the weights of q and k, [splits, 2, k].
+
+    Returns:
+        dx, dO', and the gradients of the 3x3 weight, [9 C], of γ, β, γ', β' and lambda, [5, C], and of the weights of q
+        and k, [2 k].
+    """
+    shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
+    height, width = shape.height, shape.width
     grad_normed = torch.empty_like(grad_value)
     products = _partial(x, shape, 9, grouped=True)
     run_kernel(
@@ -859,10 +986,11 @@ def _backward(
         x, _or(previous, x), grad, _or(grad_next, grad), grad_normed, _or(grad_pooled, sums), statistics, gamma,
         _or(previous_gamma, gamma), _or(decay, gamma), _or(mask, gamma), grad_x, _or(grad_previous, grad_x), sums,
         shape.batch * tokens, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
-        PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, **switches,
-        **sizes.gradient_constants,
+        PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, NEXT=grad_next is not None,
+        GATED=grad_pooled is not None, MASKED=mask is not None,
+        **sizes.constants,
     )  # fmt: skip
-    size = 0 if query_weight is None else query_weight.shape[-1]
+    size = 0 if grad_weights is None else grad_weights.shape[-1]
     grads_of_weights = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)
     grad_kernel, grad_norms, grad_projections = grads_of_weights.split(
         (9 * shape.channels, 5 * shape.channels, 2 * size)
@@ -875,20 +1003,7 @@ def _backward(
         0 if grad_weights is None else len(grad_weights), 2 * size,
         PREVIOUS=previous is not None, DECAY=decay is not None, SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
-    norms = grad_norms.view(5, shape.channels)
-    return (
-        grad_x,
-        _like(query_weight, grad_projections[:size]),
-        _like(key_weight, grad_projections[size:]),
-        _like(value_weight, grad_kernel),
-        grad_previous,
-        _like(decay, norms[4]),
-        _like(gamma, norms[0]),
-        _like(beta, norms[1]),
-        _like(previous_gamma, norms[2]),
-        _like(previous_beta, norms[3]),
-        None,
-    )
+    return grad_x, grad_previous, grad_kernel, grad_norms.view(5, shape.channels), grad_projections
 
 
 def _like(parameter: Tensor | None, grad: Tensor) -> Tensor | None:
@@ -927,27 +1042,43 @@ def unsupported_reason(
     parameters += [] if norm_previous is None else [norm_previous.weight, norm_previous.bias]
     if is_traced_otherwise(x, previous, *parameters):  # checked before any size is read, which would add a guard
         return TRACED
+    reason = tokens_unsupported_reason(x, query_weight, value_weight, parameters, heads, grid, prefix)
+    if reason is not None:
+        return reason
+    if (query_weight is None) != (key_weight is None):
+        return "there must be both q and k, or neither"
+    if query_weight is None and norm_previous is not None:
+        return "without q and k there is no memory"
+    if previous is not None:
+        if norm_previous is None:
+            return "the previous output must have a norm"
+        if previous.shape != (x.shape if previous.dim() == 3 else (x.shape[0], x.shape[2], *grid)):
+            return f"the previous output must have the shape of the tokens or of their map, got {tuple(previous.shape)}"
+    return None
+
+
+def tokens_unsupported_reason(
+    x: Tensor,
+    query_weight: Tensor | None,
+    value_weight: Tensor,
+    parameters: Sequence[Tensor | None],
+    heads: int,
+    grid: tuple[int, int],
+    prefix: int,
+) -> str | None:
+    """Returns which limit of the kernels of all layers in transformers the arguments exceed, or None."""
     if x.dtype not in TYPES:
         return f"the tokens must be of floating point, got {x.dtype}"
     if not x.numel():
         return "there are no tokens"
     if x.shape[1] != prefix + grid[0] * grid[1]:
         return f"the patch tokens must fill the grid, got {x.shape[1] - prefix} and {grid[0]} x {grid[1]}"
-    if x.numel() // len(x) >= 2**31:
+    if x.numel() // x.shape[0] >= 2**31:
         return "the tokens of one sample must have less than 2^31 elements"
     if x.shape[2] > MOST_CHANNELS:
         return f"a token must have at most {MOST_CHANNELS} channels, got {x.shape[2]}"
-    if previous is not None:
-        if norm_previous is None:
-            return "the previous output must have a norm"
-        if previous.shape != (x.shape if previous.dim() == 3 else (len(x), x.shape[2], *grid)):
-            return f"the previous output must have the shape of the tokens or of their map, got {tuple(previous.shape)}"
     if value_weight.shape[1:] != (1, 3, 3):
         return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
-    if (query_weight is None) != (key_weight is None):
-        return "there must be both q and k, or neither"
-    if query_weight is None and norm_previous is not None:
-        return "without q and k there is no memory"
     if query_weight is not None and not query_weight.shape[-1] % 2:
         return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
     if x.shape[2] % heads:

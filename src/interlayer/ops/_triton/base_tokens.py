@@ -1,0 +1,343 @@
+"""Fused kernels of a layer with MRLA-base in a transformer: the norm, the attention over the layers and the sum.
+
+The kernels of MRLA-light in transformers (`light_tokens.py`) and of MRLA-base in CNNs (`base_layer.py`) do what they
+have in common. The forward pass of layer t runs
+
+    statistics   mean and 1 / std of each token, sums of n by sample                   reads x
+    scores       y, q, k_t and the attention weights p
+    attention    V_t, O = sum of p_s V_s, x' = x + m O; the prefix tokens              reads x, V_s; writes V_t, x'
+
+and the backward pass, for the gradients g of x' and G_s of V_s from later layers, with dO = m g,
+
+    values       G'_s = G_s + p_s dO, and the sums of dO V_s                           reads g, V_s, G_s; writes G'_s
+    keys         the gradients of q and of all keys
+    projections  the gradients of y and of the weights of q and k
+    convolution  dn without dy, the transposed convolution of G'_t; gradient of the    reads x, G'_t; writes dn
+                 3x3 weight
+    norms        dx, and the gradients of the weights of the norm                      reads x, g, dn; writes dx
+    sums         sums over programs
+
+The only tensor of the size of the tokens that is saved beside x is V_t, which later layers read as well. The gradients
+G_s pass through the backward passes of all layers, as in `base_layer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..autocast import autocast_type
+from ..dispatch import TRACED
+from ..once import once_differentiable
+from .base_layer import (
+    CHUNK,
+    _attended,
+    _bits,
+    _bucket,
+    _folded,
+    _folded_programs,
+    _gradients,
+    _groups,
+    _NothingSaved,
+    _padded,
+    _results,
+    _score_gradients,
+    _scores,
+)
+from .base_layer_gradients import VARYING, values_kernel
+from .light_layer import _or
+from .light_layer_parts import append, load_gate, program_and_channels, three_weights
+from .light_tokens import (
+    DTYPES,
+    Sizes,
+    add_row,
+    empty_map,
+    input_gradients,
+    load_row,
+    store_prefix,
+    token_statistics,
+    tokens_unsupported_reason,
+    zeros_of_row,
+)
+from .own_gradients import may_overwrite, references_of_own
+from .runtime import is_traced, run_kernel
+
+if TYPE_CHECKING:
+    from ..light_tokens import LayerNormArguments
+
+NEAR = 16  # earlier layers whose values the attention kernel reads
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _attention_kernel(
+    x_ptr,  # [batch, tokens, channels]
+    far_ptr,  # [batch, height * width, channels]: the sum of p_s V_s of the layers before the given ones
+    values,  # V_s of earlier layers, each [batch, height * width, channels]
+    statistics_ptr,  # [batch, 4, tokens]
+    weight_ptr,  # [channels, 9]
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    weights_ptr,  # [batch, heads, layers]: p
+    mask_ptr,  # [batch]
+    value_ptr,  # [batch, height * width, channels]: V_t
+    sum_ptr,  # [batch, tokens, channels]: x'
+    prefix,
+    height,
+    width,
+    channels,
+    heads,
+    segments,
+    rows,
+    number,  # of the given values
+    first_layer,
+    layers,
+    FAR: tl.constexpr,
+    LAYERS: tl.constexpr,
+    MASKED: tl.constexpr,
+    ADD_PREFIX: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    program, columns = program_and_channels(channels, CHANNELS)
+    inside = columns < channels
+    sample = (program // segments).to(tl.int64)
+    first = (program % segments) * rows
+    last = tl.minimum(first + rows, height)
+    pixels = height * width
+    tokens = prefix + pixels
+    start = (sample * pixels - prefix) * channels  # of maps, so that a token has the same offset there
+    x_ptr += sample * tokens * channels
+    sum_ptr += sample * tokens * channels
+    statistics_ptr += sample * 4 * tokens
+    w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
+    w10, w11, w12 = three_weights(weight_ptr, 3, columns, inside, ACC)
+    w20, w21, w22 = three_weights(weight_ptr, 6, columns, inside, ACC)
+    gamma = tl.load(gamma_ptr + columns, mask=inside, other=0.0).to(ACC)
+    beta = tl.load(beta_ptr + columns, mask=inside, other=0.0).to(ACC)
+    own = load_gate(weights_ptr, sample, columns, inside, channels, heads, layers, layers - 1, ACC)
+    weights = ()
+    for layer in tl.static_range(LAYERS):
+        given = inside & (columns * 0 + layer < number)
+        weight = load_gate(weights_ptr, sample, columns, given, channels, heads, layers, first_layer + layer, ACC)
+        weights = append(weights, weight)
+    factor = 1.0
+    if MASKED:
+        factor = tl.load(mask_ptr + sample).to(ACC)
+    if first == 0:
+        store_prefix(
+            x_ptr, statistics_ptr, sum_ptr, columns, inside, gamma, beta, factor, prefix, tokens, channels, ADD_PREFIX,
+            ACC,
+        )  # fmt: skip
+    for left in range(0, width, COLUMNS):
+        above = zeros_of_row(COLUMNS, CHANNELS, ACC)  # V_t of the row above, without the row below it
+        here = zeros_of_row(COLUMNS, CHANNELS, ACC)  # V_t of this row, without the rows below
+        for row in range(tl.maximum(first - 1, 0), last + 1):
+            normed = load_row(
+                x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+                WHOLE, COLUMNS, CHANNELS, ACC,
+            )  # fmt: skip
+            above = add_row(above, normed, w20, w21, w22, COLUMNS)
+            if row > first:  # the row above is complete
+                outputs = ()
+                begin = (prefix + (row - 1) * width + left) * channels + columns
+                for index in tl.static_range(COLUMNS):
+                    known = inside
+                    if not WHOLE:
+                        known = inside & (columns * 0 + left + index < width)
+                    place = begin + index * channels
+                    tl.store(value_ptr + start + place, above[index].to(value_ptr.dtype.element_ty), mask=known)
+                    output = own * above[index]
+                    if FAR:
+                        output += tl.load(far_ptr + start + place, mask=known, other=0.0).to(ACC)
+                    outputs = append(outputs, output)
+                for layer in tl.static_range(LAYERS):
+                    given = inside & (columns * 0 + layer < number)
+                    added = ()
+                    for index in tl.static_range(COLUMNS):
+                        known = given
+                        if not WHOLE:
+                            known = given & (columns * 0 + left + index < width)
+                        place = begin + index * channels
+                        value = tl.load(values[layer] + start + place, mask=known, other=0.0).to(ACC)
+                        added = append(added, outputs[index] + weights[layer] * value)
+                    outputs = added
+                for index in tl.static_range(COLUMNS):
+                    known = inside
+                    if not WHOLE:
+                        known = inside & (columns * 0 + left + index < width)
+                    place = begin + index * channels
+                    x = tl.load(x_ptr + place, mask=known, other=0.0).to(ACC)
+                    tl.store(sum_ptr + place, (x + factor * outputs[index]).to(sum_ptr.dtype.element_ty), mask=known)
+            above = add_row(here, normed, w10, w11, w12, COLUMNS)
+            here = add_row(zeros_of_row(COLUMNS, CHANNELS, ACC), normed, w00, w01, w02, COLUMNS)
+
+
+class _BaseTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        value_weight: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        mask: Tensor | None,
+        eps: float,
+        heads: int,
+        height: int,
+        width: int,
+        add_prefix: bool,
+        dtype: torch.dtype,  # of the values
+        earlier: int,
+        *memory: Tensor,  # keys and values of the earlier layers
+    ) -> tuple[Tensor, ...]:
+        keys, values = memory[:earlier], memory[earlier:]
+        sizes, layers = Sizes.of(x, None, height, width), earlier + 1
+        shape, tiles = sizes.shape, sizes.shape.tiles
+        statistics, pooled = token_statistics(x, None, gamma, beta, eps, 0.0, sizes)
+        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape, sizes.segments[0])
+        value = empty_map(x, height, width, DTYPES.index(dtype))
+        result = torch.empty_like(x)
+        first = max(0, earlier - NEAR)
+        far = torch.empty_like(value) if first else None
+        for group in _groups(first):
+            _attended(None, values, group, weights, None, None, far, None, heads, shape, False)
+        bucket = _bucket(earlier - first) if earlier else 0
+        run_kernel(
+            _attention_kernel, sizes.row_programs,
+            x, _or(far, x), _padded(values[first:], bucket) if earlier else None, statistics, value_weight, gamma, beta,
+            weights, _or(mask, weights), value, result,
+            sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, earlier - first, first,
+            layers,
+            FAR=far is not None, LAYERS=bucket, MASKED=mask is not None, ADD_PREFIX=add_prefix,
+            **sizes.short_row_constants,
+        )  # fmt: skip
+        if any(ctx.needs_input_grad):
+            references_of_own(x.device)
+        ctx.save_for_backward(
+            x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics,
+            *keys, key, *values, value,
+        )  # fmt: skip
+        ctx.numbers, ctx.device = (heads, height, width, add_prefix), x.device
+        ctx.set_materialize_grads(False)
+        return result, weights, *keys, key, *values, value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *received: Tensor | None) -> Any:
+        own = may_overwrite(received, ctx.device)
+        (
+            x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics, *memory,
+        ) = ctx.saved_tensors  # fmt: skip
+        heads, height, width, add_prefix = ctx.numbers
+        layers = len(memory) // 2
+        keys, values = memory[:layers], memory[layers:]
+        sizes = Sizes.of(x, None, height, width)
+        shape, tiles = sizes.shape, sizes.shape.tiles
+        grad = torch.zeros_like(x) if received[0] is None else received[0].to(x.dtype).contiguous()
+        constants = _folded(shape, heads)
+        fold = constants["FOLD"]
+        products = torch.empty(
+            (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
+        )
+        given, results = _results(values, received[2 + layers :], own[2 + layers :])
+        for first, last in _groups(layers):
+            bucket = _bucket(last - first)
+            run_kernel(
+                values_kernel, _folded_programs(shape, constants),
+                grad, grad, _padded(values[first:last], bucket),
+                *_gradients(given[first:last], results[first:last], bucket),
+                weights, weights, weights, _or(mask, weights), products,
+                shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, heads, 1.0, last - first, first,
+                layers, _bits(given[first:last]), sizes.prefix,
+                NORM=False, MASKED=mask is not None, ACTIVATION=False, TRAINING=False,
+                LAYERS=bucket, CHUNK=min(CHUNK, bucket), **constants,
+            )  # fmt: skip
+        grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
+            products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
+            sizes.segments[0],
+        )  # fmt: skip
+        grad_x, _, grad_kernel, norms, _ = input_gradients(
+            grad, None, results[-1], grad_pooled, None, x, None, statistics, value_weight, gamma, beta, None, None,
+            None, mask, add_prefix, sizes,
+        )  # fmt: skip
+        return (
+            grad_x,
+            grad_query,
+            grad_key,
+            grad_kernel.view(value_weight.shape).to(value_weight.dtype),
+            norms[0].to(gamma.dtype),
+            norms[1].to(beta.dtype),
+            *(None,) * 8,
+            *grad_keys,
+            *results[:-1],
+        )
+
+
+def unsupported_reason(
+    x: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    norm: LayerNormArguments,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    add_prefix: bool = False,
+) -> str | None:
+    parameters = [query_weight, key_weight, value_weight, mask, norm.weight, norm.bias]
+    if is_traced(x, *parameters, *keys, *values):
+        return TRACED
+    reason = tokens_unsupported_reason(x, query_weight, value_weight, parameters, heads, grid, prefix)
+    if reason is not None:
+        return reason
+    if len(keys) != len(values):
+        return f"there must be as many keys as values, got {len(keys)} and {len(values)}"
+    dtype = autocast_type(x) or x.dtype
+    if any(v.shape != (x.shape[0], x.shape[2], *grid) or v.dtype != dtype for v in values):
+        return f"the values must have the shape of the grid and the dtype {dtype}"
+    if any(not v.is_contiguous(memory_format=torch.channels_last) for v in values):
+        return "the values must be channels_last"
+    if any(k.shape != (x.shape[0], x.shape[2]) or not k.is_contiguous() for k in keys):
+        return "the keys must be contiguous, with one number for each sample and channel"
+    return None
+
+
+def base_tokens(
+    x: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    norm: LayerNormArguments,
+    mask: Tensor | None = None,
+    *,
+    heads: int,
+    grid: tuple[int, int],
+    prefix: int = 0,
+    add_prefix: bool = False,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    arguments: tuple[Any, ...] = (
+        x.contiguous(), query_weight, key_weight, value_weight, norm.weight, norm.bias, mask, norm.eps, heads, *grid,
+        add_prefix and prefix > 0, autocast_type(x) or x.dtype, len(keys), *keys, *values,
+    )  # fmt: skip
+    if torch.is_grad_enabled():
+        outputs = _BaseTokens.apply(*arguments)
+    else:
+        outputs = _BaseTokens.forward(_NothingSaved(), *arguments)  # autograd takes longer than a small kernel
+    x, weights, *memory = outputs
+    layers = len(keys) + 1
+    return x, weights, tuple(memory[:layers]), tuple(memory[layers:])

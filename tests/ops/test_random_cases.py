@@ -1,0 +1,32 @@
+"""Tests of the program that compares the kernels of layer attention with float64 for random arguments."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from operation_tester import DEVICE
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import layer_attention_cases as program
+
+CASE = program.Case(0, "light_layer", 0, 0)
+OPTIONS = CASE.options()
+
+
+@pytest.mark.parametrize("operation", [name for name in program.KINDS if hasattr(program.ops, name)])
+def test_a_case_compares_results_and_gradients(operation):
+    """A case that raises an error or compares nothing would let a broken kernel pass."""
+    small = [program.Case(number, operation, number, 0) for number in range(200)]
+    case = min(small, key=lambda c: (lambda o: o["layers"] * o["channels"] * o["height"] * o["width"])(c.options()))
+    _, errors = program.compare(case, DEVICE)
+    assert {"output 0", "gradient of x 0", "gradient of value 0"} <= set(errors)
+    assert max(fused for fused, _ in errors.values()) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("errors", "good"),
+    [((1e-3, 6e-4), True), ((1e-3, 4e-4), False), ((float("inf"), 1e-3), False), ((float("nan"), 1e-3), False)],
+)
+def test_the_verdict_is_twice_the_error_of_the_reference(errors, good, capsys):
+    """A kernel with a missing gradient (inf) or NaN must not pass either."""
+    assert program.report([(CASE, OPTIONS, {"gradient of x 0": errors})]) is good
