@@ -317,14 +317,20 @@ def _with_strides(grad: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _separate(tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Copies tensors that share memory with an argument or an earlier tensor, which an operator cannot return."""
+    """Copies tensors that share memory with an argument or an earlier tensor, which an operator cannot return.
+
+    Those that do not start where their memory starts are copied too: torch.compile was told that they do.
+    """
     flat = chain.from_iterable(arg if isinstance(arg, list) else (arg,) for arg in args)
     known = {t.untyped_storage().data_ptr() for t in flat if isinstance(t, Tensor)}
     separate = []
     for tensor in tensors:
         place = tensor.untyped_storage().data_ptr()
-        separate.append(tensor.clone() if place in known and place else tensor)
-        known.add(place)
+        if tensor.storage_offset() or (place in known and place):
+            separate.append(tensor.clone())
+        else:
+            separate.append(tensor)
+            known.add(place)
     return tuple(separate)
 
 
