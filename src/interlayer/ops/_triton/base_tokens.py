@@ -55,15 +55,12 @@ from .light_layer_parts import append, load_gate, program_and_channels, three_we
 from .light_tokens import (
     DTYPES,
     Sizes,
-    add_row,
     empty_map,
     input_gradients,
-    load_row,
-    store_prefix,
     token_statistics,
     tokens_unsupported_reason,
-    zeros_of_row,
 )
+from .light_tokens_kernels import add_row, load_row, store_prefix, zeros_of_row
 from .own_gradients import may_overwrite, references_of_own
 from .runtime import is_traced, run_kernel
 
