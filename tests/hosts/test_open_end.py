@@ -14,10 +14,10 @@ from interlayer import backend, ops
 from interlayer.hosts.finding import components
 
 
-def network(block=BasicBlock, mechanism="mrla_light", *, reading="published", **options):
-    """A ResNet of five small blocks with layer attention, in float64 and channels_last."""
+def network(block=BasicBlock, mechanism="mrla_light", *, reading="published", layers=(2, 1, 1, 1), **options):
+    """A ResNet of small blocks with layer attention, in float64 and channels_last."""
     torch.manual_seed(0)
-    model = ResNet(block, (2, 1, 1, 1), channels=(8, 8, 8, 8), stem_width=8, num_classes=3, **options)
+    model = ResNet(block, layers, channels=(8, 8, 8, 8), stem_width=8, num_classes=3, **options)
     interlayer.attach(model, mechanism, reading=reading, channels_per_head=4, drop_path=0.0, image_size=32)
     return model.double().to(memory_format=torch.channels_last)
 
@@ -74,21 +74,26 @@ def test_networks_compute_the_same_with_kernels(block, mechanism, reading, opene
 
 
 @pytest.mark.parametrize(
-    ("block", "reading", "batches"),
+    ("block", "mechanism", "reading", "batches"),
     [
-        (BasicBlock, "published", (2,)),
-        pytest.param(Bottleneck, "paper", (2,), marks=pytest.mark.slow),
-        pytest.param(BasicBlock, "paper", (2, 3, 5), marks=pytest.mark.slow),
+        (BasicBlock, "mrla_light", "published", (2,)),
+        pytest.param(Bottleneck, "mrla_light", "paper", (2,), marks=pytest.mark.slow),
+        pytest.param(BasicBlock, "mrla_light", "paper", (2, 3, 5), marks=pytest.mark.slow),
+        (BasicBlock, "mrla_base", "published", (2,)),
+        pytest.param(Bottleneck, "mrla_base", "paper", (2,), marks=pytest.mark.slow),
+        pytest.param(BasicBlock, "mrla_base", "paper", (2, 3, 5), marks=pytest.mark.slow),
     ],
 )
-def test_compiled_networks_use_the_kernels(block, reading, batches):
+def test_compiled_networks_use_the_kernels(block, mechanism, reading, batches):
     """One graph for all batch sizes has an operator for each block, and trains as the kernels do without compiling."""
-    model = network(block, reading=reading)
+    layers = (3, 1, 1, 1) if mechanism == "mrla_base" else (2, 1, 1, 1)  # gradients of values pass through two layers
+    model = network(block, mechanism, reading=reading, layers=layers)
     compiled = copy.deepcopy(model)
+    operator = {"mrla_light": "light_layer", "mrla_base": "base_layer"}[mechanism]
     operators = []
 
     def compile_graph(graph_module, inputs):
-        operators.append([n for n in graph_module.graph.nodes if "interlayer.light_layer" in str(n.target)])
+        operators.append([n for n in graph_module.graph.nodes if f"interlayer.{operator}." in str(n.target)])
         return aot_eager(graph_module, inputs)
 
     function = torch.compile(compiled, backend=compile_graph, fullgraph=True)
@@ -100,7 +105,7 @@ def test_compiled_networks_use_the_kernels(block, reading, batches):
         with backend("triton"):
             model(images).square().sum().backward()
             function(images).square().sum().backward()
-    assert [len(found) for found in operators] == [5]
+    assert [len(found) for found in operators] == [sum(layers)]
     expected = dict(model.named_buffers()) | {n: p.grad for n, p in model.named_parameters()}
     found = dict(compiled.named_buffers()) | {n: p.grad for n, p in compiled.named_parameters()}
     for what, value in found.items():

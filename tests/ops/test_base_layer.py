@@ -69,32 +69,38 @@ def make(
 
 def call(sample):
     """Return x' and the attention weights of the computed layers, and all keys and values after the last one."""
-    t, b, o = sample.tensors, sample.buffers, sample.options
+    t, o = sample.tensors, sample.options
     keys = tuple(t[f"key_{layer}"] for layer in range(o.get("given_keys", o["given"])))
     values = tuple(t[f"value_{layer}"] for layer in range(o["given"]))
     outputs = []
     for n in range(o["computed"]):
-        norm = ops.BatchNormArguments(
-            t[f"norm_weight_{n}"], t[f"norm_bias_{n}"], b[f"running_mean_{n}"], b[f"running_var_{n}"], o["training"]
-        )
-        end = None
-        if t[f"end_weight_{n}"] is not None:
-            end_norm = ops.BatchNormArguments(
-                t[f"end_weight_{n}"], t[f"end_bias_{n}"], b[f"end_running_mean_{n}"], b[f"end_running_var_{n}"],
-                o["training"],
-            )  # fmt: skip
-            end = ops.BlockEnd(end_norm, t[f"shortcut_{n}"], o["end_relu"])
-        x = t[f"x_{n}"]
-        output, weights, keys, values = ops.base_layer(
-            x, t[f"query_weight_{n}"], t[f"key_weight_{n}"], t[f"value_weight_{n}"], keys, values, norm,
-            None if o["mask"] is None else o["mask"].to(x.dtype), heads=o["heads"], relu=o["relu"], end=end,
-        )  # fmt: skip
-        if len(x) == 1 and output.requires_grad:
+        output, weights, keys, values = run_layer(sample, n, keys, values)
+        if len(output) == 1 and output.requires_grad:
             # On a CPU torch's batch norm returns wrong gradients for the strides that the sum of the reference has in
             # batches of one, unless the gradient is channels_last
             output.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
         outputs += [output, weights]
-    return (*outputs, *keys, *values)
+    return (*outputs, *ops.tensors_of(keys), *ops.tensors_of(values))
+
+
+def run_layer(sample, n, keys, values):
+    """Run the n-th of the computed layers."""
+    t, b, o = sample.tensors, sample.buffers, sample.options
+    norm = ops.BatchNormArguments(
+        t[f"norm_weight_{n}"], t[f"norm_bias_{n}"], b[f"running_mean_{n}"], b[f"running_var_{n}"], o["training"]
+    )
+    end = None
+    if t[f"end_weight_{n}"] is not None:
+        end_norm = ops.BatchNormArguments(
+            t[f"end_weight_{n}"], t[f"end_bias_{n}"], b[f"end_running_mean_{n}"], b[f"end_running_var_{n}"],
+            o["training"],
+        )  # fmt: skip
+        end = ops.BlockEnd(end_norm, t[f"shortcut_{n}"], o["end_relu"])
+    x = t[f"x_{n}"]
+    return ops.base_layer(
+        x, t[f"query_weight_{n}"], t[f"key_weight_{n}"], t[f"value_weight_{n}"], keys, values, norm,
+        None if o["mask"] is None else o["mask"].to(x.dtype), heads=o["heads"], relu=o["relu"], end=end,
+    )  # fmt: skip
 
 
 def contiguous(sample, name):

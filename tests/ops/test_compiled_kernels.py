@@ -1,6 +1,7 @@
 """Tests of kernels that torch.compile takes as one operator, and that every other tracer replaces by the reference."""
 
 import pytest
+import test_base_layer as base_layer
 import test_light_layer as light_layer
 import test_residual_end as residual_end
 import torch
@@ -11,12 +12,25 @@ from torch.utils.flop_counter import FlopCounterMode
 from interlayer import backend
 
 QUICK = (0, 1, 4, 6)  # the other kinds of MRLA-light are tested in the slow tests
+THREE = {"shape": (2, 12, 3, 2), "heads": 3, "layers": 3, "computed": 3}  # gradients pass through two layers
+BASE_KINDS = [
+    THREE,
+    {**THREE, "layers": 4, "relu": True, "mask": True, "end": False},  # the first key and value are given
+    {**THREE, "computed": 2, "training": False},
+    {**THREE, "relu": True},
+    {**THREE, "layers": 12, "computed": 2, "skip": False},
+]
+LINK = "interlayer.link.default"  # tensors that enter a graph are linked to its operators
 KINDS = [
     *(
         pytest.param(light_layer.TestLightLayer, kind, marks=[] if i in QUICK else pytest.mark.slow)
         for i, kind in enumerate(light_layer.KINDS)
     ),
     *((residual_end.TestResidualEnd, {"relu": relu, "skip": skip}) for relu, skip in residual_end.KINDS),
+    *(
+        pytest.param(base_layer.TestBaseLayer, kind, marks=[] if i < 3 else pytest.mark.slow)
+        for i, kind in enumerate(BASE_KINDS)
+    ),
 ]
 
 
@@ -39,7 +53,7 @@ def compiled(function):
 
 @pytest.mark.parametrize(("tester", "kind"), KINDS)
 def test_compiled_kernels_compute_the_same(tester, kind):
-    """Results, gradients and running statistics equal those of the reference, and the graph has a single operator."""
+    """Results, gradients and running statistics equal those of the reference, and each layer is a single operator."""
 
     class Compiled(tester):
         __test__ = False
@@ -53,14 +67,15 @@ def test_compiled_kernels_compute_the_same(tester, kind):
     expected = tester().expected(sample)
     found = case.run("triton", sample)
     assert found.keys() == expected.keys()
-    assert case.found == [[f"interlayer.{case.operation.__name__}.default"]]
+    operator = f"interlayer.{case.operation.__name__}.default"
+    assert [[name for name in names if name != LINK] for names in case.found] == [[operator] * kind.get("computed", 1)]
     for what, value in found.items():
         torch.testing.assert_close(
             value.double(), expected[what], msg=lambda m, what=what: f"{what}: {m}", **case.tolerance(DOUBLE)
         )
 
 
-@pytest.mark.parametrize("module", [light_layer, residual_end])
+@pytest.mark.parametrize("module", [light_layer, residual_end, base_layer])
 def test_any_batch_size_uses_one_graph(module):
     """Neither the predicate nor the shapes of the results add guards on the batch size."""
     function, found = compiled(lambda *args: module.call(*args)[0])
@@ -68,38 +83,43 @@ def test_any_batch_size_uses_one_graph(module):
         sample = module.make((batch, 36, 5, 3)).map(lambda t: t.to(DOUBLE))
         with backend("reference"):
             expected = module.call(sample.map(copied))[0]
-        for name in ("x", "previous", "shortcut"):
-            if sample.tensors.get(name) is not None:
-                torch._dynamo.mark_dynamic(sample.tensors[name], 0)
+        for name, tensor in sample.tensors.items():
+            if tensor is not None and name.rstrip("_012") in ("x", "previous", "shortcut", "key", "value"):
+                torch._dynamo.mark_dynamic(tensor, 0)
         with backend("triton"):
             result = function(sample)
         torch.testing.assert_close(result, expected, rtol=1e-3, atol=2e-3)
     assert len(found) == 1
-    assert len(found[0]) == 1
+    assert len([name for name in found[0] if name != LINK]) == 1
 
 
 class Layer(torch.nn.Module):
-    """A layer with MRLA-light, or the end of a block with a state, of which only the map is an input."""
+    """A layer with MRLA, or the end of a block with a state, of which only the map is an input."""
 
     def __init__(self, module, **options):
         super().__init__()
         self.module = module
         self.sample = module.make(**options).map(lambda t: t.float())
+        self.name = next(name for name in self.sample.tensors if name in ("x", "x_0"))
+
+    @property
+    def x(self):
+        return self.sample.tensors[self.name]
 
     def forward(self, x):
-        return self.module.call(self.sample.change(x=x))[0]
+        return self.module.call(self.sample.change(**{self.name: x}))[0]
 
 
 def layers():
     eval_mode = {"training": False}
-    return [Layer(light_layer), Layer(light_layer, **eval_mode), Layer(residual_end)]
+    return [Layer(light_layer), Layer(light_layer, **eval_mode), Layer(residual_end), Layer(base_layer)]
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_programs_have_plain_operators(strict):
     """A program is loaded where this library is not installed."""
     for layer in layers():
-        x = layer.sample.tensors["x"]
+        x = layer.x
         with backend("triton"):
             program = torch.export.export(layer, (x,), strict=strict)
         assert not operators(program.graph_module)
@@ -130,12 +150,13 @@ def test_other_tracers_see_plain_operators():
     assert found == [[]]
 
 
-def test_statistics_are_updated_once_if_a_layer_is_recomputed():
+@pytest.mark.parametrize("module", [light_layer, base_layer])
+def test_statistics_are_updated_once_if_a_layer_is_recomputed(module):
     """A compiled layer under activation checkpointing runs twice, but counts its batch once."""
     updated = []
     for recomputed in (False, True):
-        layer = Layer(light_layer)
-        x = layer.sample.tensors["x"].requires_grad_()
+        layer = Layer(module)
+        x = layer.x.requires_grad_()
 
         def run(x, layer=layer, recomputed=recomputed):
             if recomputed:
@@ -147,3 +168,55 @@ def test_statistics_are_updated_once_if_a_layer_is_recomputed():
             function(x).square().sum().backward()
         updated.append([x.grad, *layer.sample.buffers.values()])
     torch.testing.assert_close(*updated)
+
+
+class Stage:
+    """Three layers with MRLA-base."""
+
+    def __init__(self):
+        self.sample = base_layer.make(**THREE).map(lambda t: t.to(DOUBLE))
+        self.leaves = [t.requires_grad_() for t in self.sample.tensors.values()]
+
+    def run(self, n, memory):
+        output, _, *memory = base_layer.run_layer(self.sample, n, *memory)
+        return output.square().sum(), memory
+
+    def run_by_reference(self, n, memory):
+        with backend("reference"):
+            return self.run(n, memory)
+
+    def loss(self, *functions):
+        """Run each layer by one of the functions."""
+        memory, loss = ((), ()), 0
+        for n, function in enumerate(functions):
+            part, memory = function(n, memory)
+            loss = loss + (n + 1) * part
+        return loss
+
+    def results(self, loss):
+        loss.backward()
+        return [loss.detach(), *self.sample.buffers.values(), *(leaf.grad for leaf in self.leaves)]
+
+
+def test_a_compiled_stage_can_have_a_layer_without_kernels():
+    """Its reference reads the keys and values of operators, and their gradients reach them."""
+    expected, stage = Stage(), Stage()
+    with backend("triton"):
+        function, found = compiled(lambda: stage.loss(stage.run, stage.run, stage.run_by_reference))
+        torch.testing.assert_close(
+            stage.results(function()), expected.results(expected.loss(*[expected.run] * 3)), rtol=1e-8, atol=1e-8
+        )
+    assert found == [["interlayer.base_layer.default"] * 2]
+
+
+def test_layers_can_be_compiled_one_by_one():
+    """Keys and values, and their gradients, pass from a compiled layer to one that is not, and back."""
+    expected, stage = Stage(), Stage()
+    with backend("triton"):
+        first, third = (compiled(stage.run)[0] for _ in range(2))
+        torch.testing.assert_close(
+            stage.results(stage.loss(first, stage.run, third)),
+            expected.results(expected.loss(*[expected.run] * 3)),
+            rtol=1e-8,
+            atol=1e-8,
+        )

@@ -229,7 +229,7 @@ class MRLABase(LayerAttention):
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
         query, key = self.project(x.mean((2, 3)))
-        keys, values = memory if memory is not None else ((), ())
+        keys, values = map(ops.tensors_of, memory) if memory is not None else ((), ())
         keys = (*keys, key)
         output, weights, value = ops.layer_attention(
             query, keys, values, (x,), self.value_weight, heads=self.heads, weighting=self.weighting

@@ -11,6 +11,7 @@ from .layer_attention import depthwise_value, layer_attention, light_attention, 
 from .layer_norm import layer_norm
 from .light_layer import BlockEnd, channel_projections, light_layer, masked_sum, normalize_shortcut, supports_open_end
 from .light_tokens import LayerNormArguments, light_tokens
+from .linked import tensors_of
 from .mixed_attention import mixed_attention
 from .pointwise import pointwise
 from .residual_end import BatchNormArguments, residual_end
@@ -45,4 +46,5 @@ __all__ = [
     "residual_end",
     "shrink",
     "supports_open_end",
+    "tensors_of",
 ]

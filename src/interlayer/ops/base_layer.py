@@ -25,6 +25,7 @@ from torch import Tensor
 from .dispatch import Operation, triton_implementation
 from .layer_attention import layer_attention
 from .light_layer import BlockEnd, batch_norm, block_output, channel_projections, masked_sum
+from .linked import Linked, tensors_of
 from .residual_end import BatchNormArguments
 
 
@@ -33,8 +34,8 @@ def _reference(
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: Sequence[Tensor] | Linked,
+    values: Sequence[Tensor] | Linked,
     norm: BatchNormArguments,
     mask: Tensor | None = None,
     *,
@@ -46,7 +47,7 @@ def _reference(
 
     See the module docstring for the equations. Running statistics of norms in training are updated in place. Pass the
     returned keys and values on to the next layer, instead of the given ones: their gradients are then computed layer by
-    layer.
+    layer. In functions compiled by torch.compile they may be `Linked`.
 
     Args:
         x: The output of the block, [B, C, H, W], or z if `end` is given.
@@ -67,7 +68,7 @@ def _reference(
     if end is not None:
         x = block_output(x, end)
     query, key = channel_projections(x.mean((2, 3)), query_weight, key_weight)
-    keys = (*keys, key)
+    keys, values = (*tensors_of(keys), key), tensors_of(values)
     output, weights, derived = layer_attention(query, keys, values, (x,), value_weight, heads=heads)
     output = batch_norm(output, norm)
     return masked_sum(x, F.relu(output) if relu else output, mask), weights, keys, (*values, *derived)

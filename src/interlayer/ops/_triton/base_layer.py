@@ -25,12 +25,16 @@ The function of layer t returns the earlier keys and values that it was given, t
 gradients G_s pass through the backward passes of all layers, and each of them adds its part in place. A kernel gets the
 values of several layers as a tuple of pointers, padded to a power of two. More than `GROUP` layers take several
 launches. The kernel of the attention reads the values of the `NEAR` latest layers; attended adds up those before them.
+
+For torch.compile both passes of a layer are registered as operators. The gradients G_s then pass through links (see
+`linked.py`), and each layer writes new ones, one behind the other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,16 +43,22 @@ import triton.language as tl
 from torch import Tensor
 
 from ..dispatch import TRACED
+from ..linked import Linked, linked, new_link, new_stack, tensors_of
 from ..once import once_differentiable
 from ..residual_end import BatchNormArguments
 from . import batch_norm
 from .base_layer_gradients import VARYING, attended_kernel, keys_kernel, projections_kernel, values_kernel
+from .batch_norm import accumulator
 from .light_layer import (
     FINISH_PIXELS,
     FINISH_STAGES,
+    NO_NORM,
+    STATISTICS,
     _as,
     _attention_kernel,
     _head_blocks,
+    _kept_sums,
+    _most_sums,
     _or,
     _partial,
     _Shape,
@@ -59,7 +69,15 @@ from .light_layer import unsupported_reason as light_unsupported_reason
 from .light_layer_gradients import finish_kernel, gradient_kernel, weights_kernel
 from .light_layer_parts import projections
 from .own_gradients import may_overwrite, new_gradient, references_of_own
-from .runtime import TYPES, is_traced, pieces, power_of_2, run_kernel
+from .runtime import (
+    TYPES,
+    DifferentiableOperator,
+    is_channels_last,
+    is_traced_otherwise,
+    pieces,
+    power_of_2,
+    run_kernel,
+)
 
 if TYPE_CHECKING:
     from ..light_layer import BlockEnd
@@ -211,8 +229,6 @@ class _BaseLayer(torch.autograd.Function):
                 stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
                 MASKED=mask is not None, ACTIVATION=relu, **shape.pixel_constants,
             )  # fmt: skip
-        if needs_grad:
-            references_of_own(x.device)
         ctx.save_for_backward(
             x, query_weight, key_weight, value_weight, mask, shortcut if source is None else source, source_table,
             weights, query, pooled, active, table, end_table, norm.weight, None if end is None else end.weight,
@@ -223,13 +239,15 @@ class _BaseLayer(torch.autograd.Function):
             "END": end is not None, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu
         }  # fmt: skip
         ctx.training = training, end is not None and end.training
+        ctx.stacks = None
         ctx.set_materialize_grads(False)
         return result, weights, *keys, key, *values, value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *received: Tensor | None) -> Any:
-        own = may_overwrite(received, ctx.device)
+        own = may_overwrite(received, ctx.device) if ctx.stacks is None else [False] * len(received)
+        key_stack, value_stack = ctx.stacks or (None, None)
         (
             x, query_weight, key_weight, value_weight, mask, shortcut, source_table, weights, query, pooled, active,
             table, end_table, norm_weight, end_weight, *memory,
@@ -253,7 +271,7 @@ class _BaseLayer(torch.autograd.Function):
         products = torch.empty(
             (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
         )
-        given, results = _results(values, received[2 + layers :], own[2 + layers :])
+        given, results = _results(values, received[2 + layers :], own[2 + layers :], value_stack)
         for first, last in _groups(layers, WRITTEN):
             bucket = _bucket(last - first)
             run_kernel(
@@ -268,7 +286,7 @@ class _BaseLayer(torch.autograd.Function):
             )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
-            tiles.segments,
+            tiles.segments, key_stack,
         )  # fmt: skip
         grad_values, grad_value = results[:-1], results[-1]
 
@@ -377,13 +395,18 @@ def _attended(
 
 
 def _results(
-    tensors: Sequence[Tensor], received: Sequence[Tensor | None], own: Sequence[bool]
+    tensors: Sequence[Tensor], received: Sequence[Tensor | None], own: Sequence[bool], stack: Tensor | None = None
 ) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Returns the gradients received from later layers, laid out as the tensors, and where to write the new ones."""
+    """Returns the gradients received from later layers, laid out as the tensors, and where to write the new ones.
+
+    If a stack is given, those of all layers but the last are written there.
+    """
     given = [
         grad if grad is None or mine else _like(grad, tensor)
         for tensor, grad, mine in zip(tensors, received, own, strict=True)
     ]
+    if stack is not None:
+        return given, [*stack.unbind(), new_gradient(tensors[-1])]
     results = [
         grad if mine and grad is not None else new_gradient(tensor)
         for tensor, grad, mine in zip(tensors, given, own, strict=True)
@@ -421,10 +444,11 @@ def _score_gradients(
     fold: int,
     shape: _Shape,
     pooled_segments: int,
+    stack: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """Returns the gradients of earlier keys, of each pixel of x through the average, and of the weights of q and k."""
     layers, segments, size = len(keys), shape.tiles.segments, query_weight.shape[-1]
-    given, results = _results(keys, received[2 : 2 + layers], own[2 : 2 + layers])
+    given, results = _results(keys, received[2 : 2 + layers], own[2 : 2 + layers], stack)
     grad_weights = received[1]
     grad_query = torch.empty_like(query)
     blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
@@ -469,13 +493,158 @@ class _NothingSaved:
         pass
 
 
+class _Context(_NothingSaved):
+    """The context of a pass that a registered operator runs."""
+
+    def __init__(self, differentiated: bool, saved: tuple[Tensor | None, ...] = ()) -> None:
+        self.needs_input_grad = (differentiated,)
+        self.saved_tensors = saved
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+
+def _forward(
+    x: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    mask: Tensor | None,
+    shortcut: Tensor | None,
+    source: Tensor | None,
+    source_table: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    end_weight: Tensor | None,
+    end_bias: Tensor | None,
+    end_running_mean: Tensor | None,
+    end_running_var: Tensor | None,
+    key_link: Tensor | None,
+    value_link: Tensor | None,
+    keys: list[Tensor],
+    values: list[Tensor],
+    heads: int,
+    relu: bool,
+    end_relu: bool,
+    training: bool,
+    momentum: float,
+    eps: float,
+    end_training: bool,
+    end_momentum: float,
+    end_eps: float,
+    differentiated: bool,
+) -> tuple[Tensor | None, ...]:
+    """Returns x', p and the links of the keys and values so far; k, V, q, sums of x, sums where x > 0, and both tables.
+
+    See `linked.py` for the links.
+    """
+    norms: tuple[Any, ...] = (norm_weight, norm_bias, running_mean, running_var, training, momentum, eps)
+    if end_weight is not None:
+        norms += (end_weight, end_bias, end_running_mean, end_running_var, end_training, end_momentum, end_eps)
+    context = _Context(differentiated)
+    result, weights, *memory = _BaseLayer.forward(
+        context, x, query_weight, key_weight, value_weight, mask, shortcut, source, source_table,
+        heads, relu, end_relu, len(keys), *keys, *values, *norms,
+    )  # fmt: skip
+    query, pooled, active, table, end_table = context.saved_tensors[8:13]
+    key, value = memory[len(keys)], memory[-1]
+    return (
+        result, weights, *_links(key, value, len(keys) + 1, differentiated), key, value,
+        query if differentiated else None, pooled if differentiated else None, active,
+        table if differentiated or training else None, end_table if differentiated or end_training else None,
+    )  # fmt: skip
+
+
+def _fake(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+    """Returns tensors like those of `_forward`, without values."""
+    end_weight = args[11]
+    keys, heads, training, end_training, differentiated = args[17], args[19], args[22], args[25], args[28]
+    batch, channels, _, width = x.shape
+    acc, sums, layers = accumulator(x), _most_sums(batch, channels, width), len(keys) + 1
+
+    def table(training: bool) -> Tensor | None:
+        return x.new_empty((5 if training else 4, channels), dtype=acc) if differentiated or training else None
+
+    key, value = x.new_empty((batch, channels), dtype=acc), torch.empty_like(x)
+    return (
+        torch.empty_like(x),
+        x.new_empty((batch, heads, layers), dtype=acc),
+        *_links(key, value, layers, differentiated),
+        key,
+        value,
+        torch.empty_like(key) if differentiated else None,
+        _kept_sums(x, sums) if differentiated else None,
+        _kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
+        table(training),
+        table(end_training) if end_weight is not None else None,
+    )
+
+
+def _links(key: Tensor, value: Tensor, layers: int, differentiated: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the links of the keys and values so far, or None if there is no backward pass."""
+    return (new_link(key, layers), new_link(value, layers)) if differentiated else (None, None)
+
+
+def _backward(
+    arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of the tensors among the arguments of `_forward`."""
+    (
+        x, query_weight, key_weight, value_weight, mask, shortcut, source, source_table,
+        norm_weight, _, _, _, end_weight, _, _, _, _, _, keys, values, heads, relu, end_relu, training, _, _,
+        end_training, _, _,
+    ) = arguments  # fmt: skip
+    _, weights, _, _, key, value, query, pooled, active, table, end_table = results
+    saved = (
+        x, query_weight, key_weight, value_weight, mask, shortcut, source_table, weights, query, pooled, active, table,
+        end_table, norm_weight, end_weight, *keys, key, *values, value,
+    )  # fmt: skip
+    context: Any = _Context(True, saved)
+    context.heads, context.relu = heads, relu
+    has_end, earlier = end_weight is not None, len(keys)
+    context.flags = {
+        "END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu
+    }  # fmt: skip
+    context.training = training, has_end and end_training
+    context.stacks = key_stack, value_stack = (new_stack(keys), new_stack(values)) if earlier else (None, None)
+    grad, grad_weights, *stacks = grads
+    memory = chain.from_iterable((None,) * (earlier + 1) if stack is None else stack.unbind() for stack in stacks)
+    with torch.no_grad():
+        found = _BaseLayer.backward(context, grad, grad_weights, *memory)
+    norms = found[12 + 2 * earlier :]
+    size = len(BatchNormArguments._fields)
+    end_grads = norms[size : size + 4] if has_end else (None,) * 4
+    return *found[:8], *norms[:4], *end_grads, key_stack, value_stack
+
+
+_layer = DifferentiableOperator(
+    "base_layer",
+    _forward,
+    _backward,
+    _fake,
+    outputs=4,
+    results=11,
+    keep=lambda args, results: (None, results[1], None, None, *results[4:]),  # all but x' and the links
+    constant=("mask", "source", "source_table", *STATISTICS),
+    unread={"shortcut": "source", **dict.fromkeys(STATISTICS)},
+    links={"key_link": "keys", "value_link": "values"},
+)
+
+
+def _examined(tensors: Sequence[Tensor] | Linked) -> Sequence[Tensor]:
+    """Returns the tensors whose properties are examined. Linked ones are like the last of them."""
+    return tensors.tensors[-1:] if isinstance(tensors, Linked) else tensors
+
+
 def unsupported_reason(
     x: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: Sequence[Tensor] | Linked,
+    values: Sequence[Tensor] | Linked,
     norm: BatchNormArguments,
     mask: Tensor | None = None,
     *,
@@ -483,7 +652,8 @@ def unsupported_reason(
     relu: bool = False,
     end: BlockEnd | None = None,
 ) -> str | None:
-    if is_traced(x, *keys, *values):
+    keys, values = _examined(keys), _examined(values)
+    if is_traced_otherwise(x, *keys, *values):
         return TRACED
     reason = light_unsupported_reason(
         x, query_weight, key_weight, value_weight, None, None, norm, mask, heads=heads, end=end
@@ -492,7 +662,7 @@ def unsupported_reason(
         return reason
     if any(v.shape != x.shape or v.dtype != x.dtype for v in values):
         return "the values must have the shape and dtype of the map"
-    if any(not v.is_contiguous(memory_format=torch.channels_last) for v in values):
+    if not all(map(is_channels_last, values)):
         return "the values must be channels_last"
     if len(keys) != len(values):
         return f"there must be as many keys as values, got {len(keys)} and {len(values)}"
@@ -506,25 +676,49 @@ def base_layer(
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: Sequence[Tensor] | Linked,
+    values: Sequence[Tensor] | Linked,
     norm: BatchNormArguments,
     mask: Tensor | None = None,
     *,
     heads: int,
     relu: bool = False,
     end: BlockEnd | None = None,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    norms = (*norm, *end.norm) if end is not None else (*norm,)
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | Linked, tuple[Tensor, ...] | Linked]:
     source, source_table = (None, None) if end is None or end.source is None else end.source
-    arguments = (
-        x, query_weight, key_weight, value_weight, mask, None if end is None else end.shortcut, source, source_table,
-        heads, relu, end is not None and end.relu, len(keys), *keys, *values, *norms,
+    maps = (
+        x, query_weight, key_weight, value_weight, mask, None if end is None else end.shortcut, source, source_table
     )  # fmt: skip
+    options = heads, relu, end is not None and end.relu
+    if torch.compiler.is_compiling():
+        return _compiled(maps, keys, values, norm, NO_NORM if end is None else end.norm, options)
+    keys, values = tensors_of(keys), tensors_of(values)
+    norms = (*norm, *end.norm) if end is not None else (*norm,)
+    arguments = (*maps, *options, len(keys), *keys, *values, *norms)
     if torch.is_grad_enabled():
+        references_of_own(x.device)
         outputs = _BaseLayer.apply(*arguments)
     else:
         outputs = _BaseLayer.forward(_NothingSaved(), *arguments)
     x, weights, *memory = outputs
     layers = len(keys) + 1
     return x, weights, tuple(memory[:layers]), tuple(memory[layers:])
+
+
+def _compiled(
+    maps: tuple[Any, ...],
+    keys: Sequence[Tensor] | Linked,
+    values: Sequence[Tensor] | Linked,
+    norm: BatchNormArguments,
+    end_norm: BatchNormArguments,
+    options: tuple[Any, ...],
+) -> tuple[Tensor, Tensor, Linked, Linked]:
+    """Calls the registered operator, which may not return the earlier keys and values."""
+    keys, values = linked(keys), linked(values)
+    result, weights, key_link, value_link, key, value, _, _, _, table, end_table = _layer.traced(
+        *maps, *batch_norm.operator_tensors(norm), *batch_norm.operator_tensors(end_norm), keys.link, values.link,
+        list(keys.tensors), list(values.tensors), *options, *norm[4:], *end_norm[4:],
+    )  # fmt: skip
+    batch_norm.update_statistics(norm, table, maps[0])
+    batch_norm.update_statistics(end_norm, end_table, maps[0])
+    return result, weights, keys.extended(key, key_link), values.extended(value, value_link)

@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
@@ -15,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from triton import knobs
 
 from ..dispatch import TRACED, is_chosen
+from ..linked import new_stack
 from ..once import once_differentiable
 
 TYPES = {
@@ -135,7 +137,9 @@ class Operator:
 
 
 Tensors = tuple[Tensor | None, ...]
-SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool"}
+SCHEMA_TYPES = {
+    Tensor: "Tensor", Tensor | None: "Tensor?", list[Tensor]: "Tensor[]", int: "SymInt", float: "float", bool: "bool"
+}  # fmt: skip
 
 
 class DifferentiableOperator:
@@ -148,9 +152,9 @@ class DifferentiableOperator:
 
     Args:
         name: The name of the operator.
-        forward: A function of tensors, then of numbers, then of a bool: whether there may be a backward pass. It
-            returns a tuple: the outputs, and after them what the backward pass needs in addition. None stands for a
-            tensor that is missing.
+        forward: A function of tensors, then of lists of tensors, which get no gradient, then of numbers, then of a
+            bool: whether there may be a backward pass. It returns a tuple: the outputs, and after them what the
+            backward pass needs in addition. None stands for a tensor that is missing.
         backward: A function of the arguments of `forward` except for the last one, of its results, and of the
             gradients of its outputs. It returns the gradient of each tensor among the arguments, or None.
         fake: A function like `forward` that returns tensors of the same shapes, dtypes and strides without values. The
@@ -163,6 +167,8 @@ class DifferentiableOperator:
         unread: The names of tensors whose values `backward` does not need, so that they are not saved. It gets None
             or, for a tensor with a gradient, another one of the same shape, dtype and strides, whose name is given. If
             that one is missing, the tensor is saved.
+        links: The names of tensors that only carry a gradient, each with the name of the list of tensors for which it
+            does so (see `linked.py`). A link is missing if the list is empty.
     """
 
     def __init__(
@@ -177,12 +183,17 @@ class DifferentiableOperator:
         keep: Callable[[tuple[Any, ...], Tensors], Tensors] = lambda args, results: results,
         constant: Collection[str] = (),
         unread: Mapping[str, str | None] = MappingProxyType({}),
+        links: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._forward = forward
         types = get_type_hints(forward)
         parameters = {n: SCHEMA_TYPES[types[n]] for n in inspect.signature(forward).parameters}
-        tensors = [n for n, kind in parameters.items() if kind.startswith("Tensor")]
-        count = len(tensors)
+        tensors = [n for n, kind in parameters.items() if kind in ("Tensor", "Tensor?")]
+        lists = [n for n, kind in parameters.items() if kind == "Tensor[]"]
+        count, first_number = len(tensors), len(tensors) + len(lists)
+        first_list = count + results + outputs  # among the arguments of the registered backward pass
+        linked = {tensors.index(n): lists.index(other) for n, other in links.items()}
+        unread = {**unread, **dict.fromkeys(links)}
         differentiable = [i for i, n in enumerate(tensors) if n not in constant]
         replaced = [(tensors.index(n), None if other is None else tensors.index(other)) for n, other in unread.items()]
 
@@ -193,9 +204,17 @@ class DifferentiableOperator:
                     read[i] = None
                 elif args[i] is not None and args[other] is not None:
                     read[i] = args[other]
-            ctx.save_for_backward(*read, *keep(args, found))
-            ctx.numbers = args[count:]
+            given = args[count:first_number]
+            ctx.save_for_backward(*read, *keep(args, found), *(tensor for tensors in given for tensor in tensors))
+            ctx.lengths = [len(tensors) for tensors in given]
+            ctx.numbers = args[first_number:]
             ctx.set_materialize_grads(False)
+
+        def restore(ctx: Any) -> tuple[Tensors, Tensors, list[list[Tensor]]]:
+            """Returns the tensors, results and lists of tensors that were saved."""
+            saved = ctx.saved_tensors  # gradient checkpointing allows only one access
+            rest = iter(saved[count + results :])
+            return saved[:count], saved[count : count + results], [list(islice(rest, n)) for n in ctx.lengths]
 
         class Direct(torch.autograd.Function):
             @staticmethod
@@ -207,34 +226,41 @@ class DifferentiableOperator:
             @staticmethod
             @once_differentiable
             def backward(ctx: Any, *grads: Any) -> Any:
-                saved = ctx.saved_tensors  # gradient checkpointing allows only one access
-                found = backward((*saved[:count], *ctx.numbers), saved[count:], grads)
-                return *found, *(None,) * len(ctx.numbers)
+                read, kept, given = restore(ctx)
+                found = backward((*read, *given, *ctx.numbers), kept, grads)
+                return *found, *(None,) * (len(given) + len(ctx.numbers))
 
         def run(*args: Any) -> tuple[Tensor, ...]:
             return _separate(_present(forward(*args), args[0]), args)
 
         def run_backward(*args: Any) -> tuple[Tensor, ...]:
-            given = [None if t is not None and t.shape == (0,) else t for t in args[: count + results + outputs]]
+            given = [None if t is not None and t.shape == (0,) else t for t in args[:first_list]]
             grads = given[count + results :]
             found = backward((*given[:count], *args[len(given) :]), tuple(given[count : count + results]), tuple(grads))
-            strided = tuple(None if args[i] is None else _with_strides(found[i], args[i]) for i in differentiable)
+            strided = tuple(
+                found[i] if i in linked else None if args[i] is None else _with_strides(found[i], args[i])
+                for i in differentiable
+            )
             return _separate(_present(strided, args[0]), args)
 
+        def fake_gradient(i: int, args: tuple[Any, ...]) -> Tensor | None:
+            if i in linked:
+                tensors = args[first_list + linked[i]]
+                return new_stack(tensors) if tensors else None
+            return None if args[i] is None else torch.empty_like(args[i])
+
         def fake_backward(*args: Any) -> tuple[Tensor, ...]:
-            return _present(
-                tuple(None if args[i] is None else torch.empty_like(args[i]) for i in differentiable), args[0]
-            )
+            return _present(tuple(fake_gradient(i, args) for i in differentiable), args[0])
 
         saved_types = {
             f"{kind}_{i}": "Tensor?" for kind, n in (("result", results), ("grad", outputs)) for i in range(n)
         }
-        numbers = dict(list(parameters.items())[count:-1])
+        others = dict(list(parameters.items())[count:-1])  # lists and numbers
         self.registered = _register(name, parameters, results, run)
         self.registered.register_fake(lambda *args: _present(fake(*args), args[0]))
         registered_backward = _register(
             f"{name}_backward",
-            {n: parameters[n] for n in tensors} | saved_types | numbers,
+            {n: parameters[n] for n in tensors} | saved_types | others,
             len(differentiable),
             run_backward,
         )
@@ -245,12 +271,13 @@ class DifferentiableOperator:
             ctx.mark_non_differentiable(*output[outputs:])
 
         def differentiate(ctx: Any, *grads: Any) -> Any:
-            saved = ctx.saved_tensors
-            every: list[Tensor | None] = [None] * (len(saved) - results + len(ctx.numbers) + 1)
-            found = registered_backward(*saved, *grads[:outputs], *ctx.numbers)
+            read, kept, given = restore(ctx)
+            every: list[Tensor | None] = [None] * count
+            found = registered_backward(*read, *kept, *grads[:outputs], *given, *ctx.numbers)
             for i, grad in zip(differentiable, found, strict=True):
-                every[i] = None if saved[i] is None else grad
-            return tuple(every)
+                is_missing = not given[linked[i]] if i in linked else read[i] is None
+                every[i] = None if is_missing else grad
+            return *every, *([None] * n for n in ctx.lengths), *(None,) * (len(ctx.numbers) + 1)
 
         self.registered.register_autograd(once_differentiable(differentiate), setup_context=setup_context)
         self._direct = Direct.apply
@@ -290,13 +317,20 @@ def _with_strides(grad: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _separate(tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Copies tensors that share memory with an argument or an earlier tensor, which an operator cannot return."""
-    known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+    """Copies tensors that share memory with an argument or an earlier tensor, which an operator cannot return.
+
+    Those that do not start where their memory starts are copied too: torch.compile was told that they do.
+    """
+    flat = chain.from_iterable(arg if isinstance(arg, list) else (arg,) for arg in args)
+    known = {t.untyped_storage().data_ptr() for t in flat if isinstance(t, Tensor)}
     separate = []
     for tensor in tensors:
         place = tensor.untyped_storage().data_ptr()
-        separate.append(tensor.clone() if place in known and place else tensor)
-        known.add(place)
+        if tensor.storage_offset() or (place in known and place):
+            separate.append(tensor.clone())
+        else:
+            separate.append(tensor)
+            known.add(place)
     return tuple(separate)
 
 
