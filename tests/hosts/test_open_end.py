@@ -76,7 +76,7 @@ def test_networks_compute_the_same_with_kernels(block, mechanism, reading, opene
 @pytest.mark.parametrize(
     ("block", "mechanism", "reading", "batches"),
     [
-        (BasicBlock, "mrla_light", "published", (2,)),
+        pytest.param(BasicBlock, "mrla_light", "published", (2,), marks=pytest.mark.slow),
         pytest.param(Bottleneck, "mrla_light", "paper", (2,), marks=pytest.mark.slow),
         pytest.param(BasicBlock, "mrla_light", "paper", (2, 3, 5), marks=pytest.mark.slow),
         (BasicBlock, "mrla_base", "published", (2,)),

@@ -28,7 +28,7 @@ KINDS = [
     ),
     *((residual_end.TestResidualEnd, {"relu": relu, "skip": skip}) for relu, skip in residual_end.KINDS),
     *(
-        pytest.param(base_layer.TestBaseLayer, kind, marks=[] if i < 3 else pytest.mark.slow)
+        pytest.param(base_layer.TestBaseLayer, kind, marks=[] if i < 1 else pytest.mark.slow)
         for i, kind in enumerate(BASE_KINDS)
     ),
 ]
@@ -198,6 +198,7 @@ class Stage:
         return [loss.detach(), *self.sample.buffers.values(), *(leaf.grad for leaf in self.leaves)]
 
 
+@pytest.mark.slow
 def test_a_compiled_stage_can_have_a_layer_without_kernels():
     """Its reference reads the keys and values of operators, and their gradients reach them."""
     expected, stage = Stage(), Stage()
@@ -209,6 +210,7 @@ def test_a_compiled_stage_can_have_a_layer_without_kernels():
     assert found == [["interlayer.base_layer.default"] * 2]
 
 
+@pytest.mark.slow
 def test_layers_can_be_compiled_one_by_one():
     """Keys and values, and their gradients, pass from a compiled layer to one that is not, and back."""
     expected, stage = Stage(), Stage()
