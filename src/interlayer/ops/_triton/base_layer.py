@@ -49,25 +49,22 @@ from ..residual_end import BatchNormArguments
 from . import batch_norm
 from .base_layer_gradients import VARYING, attended_kernel, keys_kernel, projections_kernel, values_kernel
 from .batch_norm import accumulator
-from .light_layer import (
-    FINISH_PIXELS,
-    FINISH_STAGES,
-    NO_NORM,
-    STATISTICS,
-    _as,
-    _attention_kernel,
-    _head_blocks,
-    _kept_sums,
-    _most_sums,
-    _or,
-    _partial,
-    _Shape,
-    _sum_kernel,
-    run_end,
-)
+from .light_layer import NO_NORM, STATISTICS, run_end
 from .light_layer import unsupported_reason as light_unsupported_reason
+from .light_layer_forward import attention_kernel, sum_kernel
 from .light_layer_gradients import finish_kernel, gradient_kernel, weights_kernel
 from .light_layer_parts import projections
+from .map_shape import (
+    FINISH_PIXELS,
+    FINISH_STAGES,
+    MapShape,
+    bound_of_sums,
+    either,
+    head_blocks,
+    kept_sums,
+    like_map,
+    partial_sums,
+)
 from .own_gradients import may_overwrite, new_gradient, references_of_own
 from .runtime import (
     TYPES,
@@ -145,23 +142,23 @@ def _scores_kernel(
     tl.store(store, scores, mask=(head < heads)[:, None] & (column <= number)[None, :])
 
 
-def _groups(layers: int, most: int | None = None) -> Iterator[tuple[int, int]]:
+def groups_of_layers(layers: int, most: int | None = None) -> Iterator[tuple[int, int]]:
     """Yields the first layer of each group, and the one after its last."""
     size = min(GROUP, most or GROUP)
     for first in range(0, layers, size):
         yield first, min(first + size, layers)
 
 
-def _bucket(number: int) -> int:
+def size_of_tuple(number: int) -> int:
     """Returns the size of the tuple for some layers."""
     return max(LEAST_LAYERS, power_of_2(number))
 
 
-def _padded(tensors: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
+def padded(tensors: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
     return (*tensors, *(tensors[0],) * (size - len(tensors)))
 
 
-def _folded(shape: _Shape, heads: int) -> dict[str, Any]:
+def folded_constants(shape: MapShape, heads: int) -> dict[str, Any]:
     """Returns the constants of a kernel that folds the channels."""
     constants = shape.pixel_constants
     fold = math.gcd(FOLD, shape.channels // heads)
@@ -195,29 +192,29 @@ class _BaseLayer(torch.autograd.Function):
         size = len(BatchNormArguments._fields)
         norm = BatchNormArguments(*norms[:size])
         end = BatchNormArguments(*norms[size:]) if len(norms) > size else None
-        shape, layers = _Shape.of(x), earlier + 1
+        shape, layers = MapShape.of(x), earlier + 1
         rows, tiles = shape.batch * shape.pixels, shape.tiles
         needs_grad = any(ctx.needs_input_grad)
         stored, pooled, active, table, end_table = run_end(
             x, shortcut, norm, end, end_relu, shape, pooled=True, differentiated=needs_grad
         )
-        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape, tiles.segments)
+        query, key, weights = compute_scores(pooled, query_weight, key_weight, keys, heads, shape, tiles.segments)
         value = torch.empty_like(x)
         training = norm.training
         output = torch.empty_like(x) if training else value
         result = torch.empty_like(x) if not training else value
-        moments = _partial(x, shape, 3, grouped=True) if training else pooled
+        moments = partial_sums(x, shape, 3, grouped=True) if training else pooled
         first = max(0, earlier - NEAR)
         far = torch.empty_like(x) if first else None
-        for group in _groups(first):
-            _attended(None, values, group, weights, None, None, far, None, heads, shape, relu)
-        bucket = _bucket(earlier - first) if earlier else 0
+        for group in groups_of_layers(first):
+            add_values(None, values, group, weights, None, None, far, None, heads, shape, relu)
+        bucket = size_of_tuple(earlier - first) if earlier else 0
         run_kernel(
-            _attention_kernel, shape.programs,
-            stored, _or(far, x), value_weight, pooled, weights, _or(mask, pooled),
-            _or(table, pooled), output, moments, result, pooled, query_weight, key_weight,
+            attention_kernel, shape.programs,
+            stored, either(far, x), value_weight, pooled, weights, either(mask, pooled),
+            either(table, pooled), output, moments, result, pooled, query_weight, key_weight,
             shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
-            1, 1.0, value, _padded(values[first:], bucket) if earlier else None, earlier - first, first, layers,
+            1, 1.0, value, padded(values[first:], bucket) if earlier else None, earlier - first, first, layers,
             GATED=True, DEPTH=0, PREVIOUS=far is not None, DECAY=False, MASKED=mask is not None, MOMENTS=training,
             EARLIER=bucket, VALUE=True, ACTIVATION=relu, maxnreg=REGISTERS, **shape.constants,
         )  # fmt: skip
@@ -225,8 +222,8 @@ class _BaseLayer(torch.autograd.Function):
             table = batch_norm.batch_table(moments, norm, rows)
             result = torch.empty_like(x)
             run_kernel(
-                _sum_kernel, shape.all_pixels,
-                stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
+                sum_kernel, shape.all_pixels,
+                stored, output, table, either(mask, pooled), result, rows, shape.pixels, shape.channels,
                 MASKED=mask is not None, ACTIVATION=relu, **shape.pixel_constants,
             )  # fmt: skip
         ctx.save_for_backward(
@@ -254,52 +251,52 @@ class _BaseLayer(torch.autograd.Function):
         ) = ctx.saved_tensors  # fmt: skip
         layers = len(memory) // 2
         keys, values = memory[:layers], memory[layers:]
-        shape, heads, flags, relu = _Shape.of(x), ctx.heads, ctx.flags, ctx.relu
+        shape, heads, flags, relu = MapShape.of(x), ctx.heads, ctx.flags, ctx.relu
         training, end_training = ctx.training
         tiles, rows = shape.tiles, shape.batch * shape.pixels
         pixels = tiles.rows * shape.width  # of a segment
-        grad = torch.zeros_like(x) if received[0] is None else _as(received[0], x)
+        grad = torch.zeros_like(x) if received[0] is None else like_map(received[0], x)
 
         output = torch.empty_like(x)
-        sums = _partial(x, shape, 2)
-        for group in _groups(layers):
-            _attended(grad, values, group, weights, table, mask, output, sums, heads, shape, relu)
+        sums = partial_sums(x, shape, 2)
+        for group in groups_of_layers(layers):
+            add_values(grad, values, group, weights, table, mask, output, sums, heads, shape, relu)
         norm_sums = batch_norm.sums_of_splits(sums)
 
-        constants = _folded(shape, heads)
+        constants = folded_constants(shape, heads)
         fold = constants["FOLD"]
         products = torch.empty(
             (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
         )
-        given, results = _results(values, received[2 + layers :], own[2 + layers :], value_stack)
-        for first, last in _groups(layers, WRITTEN):
-            bucket = _bucket(last - first)
+        given, results = gradient_results(values, received[2 + layers :], own[2 + layers :], value_stack)
+        for first, last in groups_of_layers(layers, WRITTEN):
+            bucket = size_of_tuple(last - first)
             run_kernel(
-                values_kernel, _folded_programs(shape, constants),
-                grad, output, _padded(values[first:last], bucket),
-                *_gradients(given[first:last], results[first:last], bucket),
-                weights, table, norm_sums, _or(mask, sums), products,
+                values_kernel, folded_programs(shape, constants),
+                grad, output, padded(values[first:last], bucket),
+                *gradient_tuples(given[first:last], results[first:last], bucket),
+                weights, table, norm_sums, either(mask, sums), products,
                 shape.pixels, pixels, tiles.segments, shape.channels, heads, float(rows), last - first, first, layers,
-                _bits(given[first:last]), 0,
+                bits_of(given[first:last]), 0,
                 NORM=True, MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket,
                 CHUNK=min(CHUNK, bucket), **constants,
             )  # fmt: skip
-        grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
+        grad_keys, grad_pooled, grad_query, grad_key = score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
             tiles.segments, key_stack,
         )  # fmt: skip
         grad_values, grad_value = results[:-1], results[-1]
 
         grad_x = torch.empty_like(x)
-        parameter_products = _partial(x, shape, 12, grouped=True)
+        parameter_products = partial_sums(x, shape, 12, grouped=True)
         switches = {
             "NEXT": False, "IS_SHORTCUT": False, "DECAY": False, "MASKED": mask is not None, "TRAINING": training,
             **flags,
         }  # fmt: skip
         run_kernel(
             gradient_kernel, shape.programs,
-            grad, output, grad_value, x, _or(shortcut, x), x, value_weight, sums, sums, _or(mask, sums), table,
-            _or(end_table, table), _or(source_table, table), norm_sums, grad_x, grad_x, sums, parameter_products,
+            grad, output, grad_value, x, either(shortcut, x), x, value_weight, sums, sums, either(mask, sums), table,
+            either(end_table, table), either(source_table, table), norm_sums, grad_x, grad_x, sums, parameter_products,
             shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
             float(rows),
             DIRECT=True, GATED=False, PREVIOUS=False, maxnreg=REGISTERS, **switches, **shape.constants,
@@ -310,7 +307,7 @@ class _BaseLayer(torch.autograd.Function):
         block = min(32, max(16, power_of_2(shape.channels)))
         run_kernel(
             weights_kernel, (kinds, pieces(shape.channels, block)),
-            parameter_products, _or(active, products), grad_pooled, _or(end_table, table), grads,
+            parameter_products, either(active, products), grad_pooled, either(end_table, table), grads,
             shape.channels, len(parameter_products), shape.batch * tiles.segments, tiles.segments,
             GATED=True, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
         )  # fmt: skip
@@ -318,8 +315,9 @@ class _BaseLayer(torch.autograd.Function):
         grad_shortcut = None if shortcut is None else torch.empty_like(x)
         run_kernel(
             finish_kernel, shape.finish_programs,
-            partial, x, _or(shortcut, x), grad, output, grad, sums, _or(mask, sums), table, norm_sums,
-            _or(end_table, table), _or(source_table, table), grads, grad_pooled, grad_x, _or(grad_shortcut, grad_x),
+            partial, x, either(shortcut, x), grad, output, grad, sums, either(mask, sums), table, norm_sums,
+            either(end_table, table), either(source_table, table), grads, grad_pooled, grad_x, either(grad_shortcut,
+            grad_x),
             shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
             GATED=True, END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
@@ -334,26 +332,26 @@ class _BaseLayer(torch.autograd.Function):
         )  # fmt: skip
 
 
-def _scores(
+def compute_scores(
     pooled: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
     keys: Sequence[Tensor],
     heads: int,
-    shape: _Shape,
+    shape: MapShape,
     segments: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns q and k, [B, C], and the attention weights, [B, heads, t], given the sums of x, [B * segments, C]."""
     layers = len(keys) + 1
     query, key = torch.empty((2, shape.batch, shape.channels), device=pooled.device, dtype=shape.acc).unbind()
     weights = torch.empty((shape.batch, heads, layers), device=pooled.device, dtype=shape.acc)
-    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
-    groups = list(_groups(layers - 1)) or [(0, 0)]
+    blocks, constants = head_blocks(shape.channels, heads, shape.acc)
+    groups = list(groups_of_layers(layers - 1)) or [(0, 0)]
     for first, last in groups:
-        bucket = _bucket(last - first) if last else 0
+        bucket = size_of_tuple(last - first) if last else 0
         run_kernel(
             _scores_kernel, (shape.batch, blocks),
-            pooled, query_weight, key_weight, _padded(keys[first:last], bucket) if last else None, query, key, weights,
+            pooled, query_weight, key_weight, padded(keys[first:last], bucket) if last else None, query, key, weights,
             shape.channels, segments, query_weight.shape[-1], shape.pixels, heads,
             (shape.channels // heads) ** -0.5, last - first, first, layers,
             SOFTMAX=len(groups) == 1, LAYERS=bucket, WIDTH=max(1, 2 * bucket), **constants,
@@ -361,12 +359,12 @@ def _scores(
     return query, key, weights if len(groups) == 1 else weights.softmax(-1)
 
 
-def _folded_programs(shape: _Shape, constants: dict[str, Any]) -> tuple[int]:
+def folded_programs(shape: MapShape, constants: dict[str, Any]) -> tuple[int]:
     chunks = pieces(shape.channels, constants["FOLDS"] * constants["FOLD"])
     return (shape.batch * shape.tiles.segments * chunks,)
 
 
-def _attended(
+def add_values(
     grad: Tensor | None,
     values: Sequence[Tensor],
     group: tuple[int, int],
@@ -376,25 +374,26 @@ def _attended(
     output: Tensor | None,
     sums: Tensor | None,
     heads: int,
-    shape: _Shape,
+    shape: MapShape,
     relu: bool,
 ) -> None:
     """Adds the values of a group of layers to `output`, and after the last layer computes `sums` if they are given."""
     first, last = group
-    bucket, layers = _bucket(last - first), weights.shape[-1]
-    constants = _folded(shape, heads)
+    bucket, layers = size_of_tuple(last - first), weights.shape[-1]
+    constants = folded_constants(shape, heads)
     assert output is not None
     run_kernel(
-        attended_kernel, _folded_programs(shape, constants),
-        _or(grad, output), _padded(values[first:last], bucket), weights, _or(table, weights), _or(mask, weights),
-        output, _or(sums, weights),
+        attended_kernel, folded_programs(shape, constants),
+        either(grad, output), padded(values[first:last], bucket), weights, either(table, weights), either(mask,
+        weights),
+        output, either(sums, weights),
         shape.pixels, shape.tiles.rows * shape.width, shape.tiles.segments, shape.channels, heads,
         last - first, first, layers,
         SUMS=sums is not None and last == layers, MASKED=mask is not None, ACTIVATION=relu, LAYERS=bucket, **constants,
     )  # fmt: skip
 
 
-def _results(
+def gradient_results(
     tensors: Sequence[Tensor], received: Sequence[Tensor | None], own: Sequence[bool], stack: Tensor | None = None
 ) -> tuple[list[Tensor | None], list[Tensor]]:
     """Returns the gradients received from later layers, laid out as the tensors, and where to write the new ones.
@@ -415,22 +414,22 @@ def _results(
 
 
 def _like(grad: Tensor, tensor: Tensor) -> Tensor:
-    return _as(grad, tensor) if tensor.dim() == 4 else grad.to(tensor.dtype).contiguous()
+    return like_map(grad, tensor) if tensor.dim() == 4 else grad.to(tensor.dtype).contiguous()
 
 
-def _gradients(
+def gradient_tuples(
     given: Sequence[Tensor | None], results: Sequence[Tensor], size: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Returns the two tuples of a kernel: the gradients received, and where it writes the new ones."""
-    read = [_or(grad, result) for grad, result in zip(given, results, strict=True)]
-    return _padded(read, size), _padded(results, size)
+    read = [either(grad, result) for grad, result in zip(given, results, strict=True)]
+    return padded(read, size), padded(results, size)
 
 
-def _bits(given: Sequence[Tensor | None]) -> int:
+def bits_of(given: Sequence[Tensor | None]) -> int:
     return sum(1 << layer for layer, grad in enumerate(given) if grad is not None)
 
 
-def _score_gradients(
+def score_gradients(
     products: Tensor,
     weights: Tensor,
     received: Sequence[Tensor | None],
@@ -442,25 +441,26 @@ def _score_gradients(
     key_weight: Tensor,
     heads: int,
     fold: int,
-    shape: _Shape,
+    shape: MapShape,
     pooled_segments: int,
     stack: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """Returns the gradients of earlier keys, of each pixel of x through the average, and of the weights of q and k."""
     layers, segments, size = len(keys), shape.tiles.segments, query_weight.shape[-1]
-    given, results = _results(keys, received[2 : 2 + layers], own[2 : 2 + layers], stack)
+    given, results = gradient_results(keys, received[2 : 2 + layers], own[2 : 2 + layers], stack)
     grad_weights = received[1]
     grad_query = torch.empty_like(query)
-    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
+    blocks, constants = head_blocks(shape.channels, heads, shape.acc)
     folds = power_of_2(shape.channels // heads // fold)
-    for first, last in _groups(layers):
-        bucket = _bucket(last - first)
+    for first, last in groups_of_layers(layers):
+        bucket = size_of_tuple(last - first)
         run_kernel(
             keys_kernel, (shape.batch, blocks),
             products, weights, weights if grad_weights is None else grad_weights.contiguous(), query,
-            _padded(keys[first:last], bucket), *_gradients(given[first:last], results[first:last], bucket), grad_query,
+            padded(keys[first:last], bucket), *gradient_tuples(given[first:last], results[first:last], bucket),
+            grad_query,
             shape.channels, segments, heads, (shape.channels // heads) ** -0.5, last - first, first, layers,
-            _bits(given[first:last]),
+            bits_of(given[first:last]),
             RETURNED=grad_weights is not None, LAYERS=bucket, FOLDS=folds, FOLD=fold, **constants,
         )  # fmt: skip
     block = min(256, max(16, power_of_2(shape.channels)))
@@ -481,7 +481,7 @@ def _score_gradients(
     )
 
 
-class _NothingSaved:
+class NothingSaved:
     """The context of a forward pass without a backward pass."""
 
     needs_input_grad = (False,)
@@ -493,7 +493,7 @@ class _NothingSaved:
         pass
 
 
-class _Context(_NothingSaved):
+class _Context(NothingSaved):
     """The context of a pass that a registered operator runs."""
 
     def __init__(self, differentiated: bool, saved: tuple[Tensor | None, ...] = ()) -> None:
@@ -562,7 +562,7 @@ def _fake(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
     end_weight = args[11]
     keys, heads, training, end_training, differentiated = args[17], args[19], args[22], args[25], args[28]
     batch, channels, _, width = x.shape
-    acc, sums, layers = accumulator(x), _most_sums(batch, channels, width), len(keys) + 1
+    acc, sums, layers = accumulator(x), bound_of_sums(batch, channels, width), len(keys) + 1
 
     def table(training: bool) -> Tensor | None:
         return x.new_empty((5 if training else 4, channels), dtype=acc) if differentiated or training else None
@@ -575,8 +575,8 @@ def _fake(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
         key,
         value,
         torch.empty_like(key) if differentiated else None,
-        _kept_sums(x, sums) if differentiated else None,
-        _kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
+        kept_sums(x, sums) if differentiated else None,
+        kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
         table(training),
         table(end_training) if end_weight is not None else None,
     )
@@ -699,7 +699,7 @@ def base_layer(
         references_of_own(x.device)
         outputs = _BaseLayer.apply(*arguments)
     else:
-        outputs = _BaseLayer.forward(_NothingSaved(), *arguments)
+        outputs = _BaseLayer.forward(NothingSaved(), *arguments)
     x, weights, *memory = outputs
     layers = len(keys) + 1
     return x, weights, tuple(memory[:layers]), tuple(memory[layers:])

@@ -36,21 +36,20 @@ from ..dispatch import TRACED
 from ..once import once_differentiable
 from .base_layer import (
     CHUNK,
-    _attended,
-    _bits,
-    _bucket,
-    _folded,
-    _folded_programs,
-    _gradients,
-    _groups,
-    _NothingSaved,
-    _padded,
-    _results,
-    _score_gradients,
-    _scores,
+    NothingSaved,
+    add_values,
+    bits_of,
+    compute_scores,
+    folded_constants,
+    folded_programs,
+    gradient_results,
+    gradient_tuples,
+    groups_of_layers,
+    padded,
+    score_gradients,
+    size_of_tuple,
 )
 from .base_layer_gradients import VARYING, values_kernel
-from .light_layer import _or
 from .light_layer_parts import append, load_gate, program_and_channels, three_weights
 from .light_tokens import (
     DTYPES,
@@ -61,6 +60,7 @@ from .light_tokens import (
     tokens_unsupported_reason,
 )
 from .light_tokens_kernels import add_row, load_row, store_prefix, zeros_of_row
+from .map_shape import either
 from .own_gradients import may_overwrite, references_of_own
 from .runtime import is_traced, run_kernel
 
@@ -200,18 +200,19 @@ class _BaseTokens(torch.autograd.Function):
         sizes, layers = Sizes.of(x, None, height, width), earlier + 1
         shape, tiles = sizes.shape, sizes.shape.tiles
         statistics, pooled = token_statistics(x, None, gamma, beta, eps, 0.0, sizes)
-        query, key, weights = _scores(pooled, query_weight, key_weight, keys, heads, shape, sizes.segments[0])
+        query, key, weights = compute_scores(pooled, query_weight, key_weight, keys, heads, shape, sizes.segments[0])
         value = empty_map(x, height, width, DTYPES.index(dtype))
         result = torch.empty_like(x)
         first = max(0, earlier - NEAR)
         far = torch.empty_like(value) if first else None
-        for group in _groups(first):
-            _attended(None, values, group, weights, None, None, far, None, heads, shape, False)
-        bucket = _bucket(earlier - first) if earlier else 0
+        for group in groups_of_layers(first):
+            add_values(None, values, group, weights, None, None, far, None, heads, shape, False)
+        bucket = size_of_tuple(earlier - first) if earlier else 0
         run_kernel(
             attention_kernel, sizes.row_programs,
-            x, _or(far, x), _padded(values[first:], bucket) if earlier else None, statistics, value_weight, gamma, beta,
-            weights, _or(mask, weights), value, result,
+            x, either(far, x), padded(values[first:], bucket) if earlier else None, statistics, value_weight, gamma,
+            beta,
+            weights, either(mask, weights), value, result,
             sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, earlier - first, first,
             layers,
             FAR=far is not None, LAYERS=bucket, MASKED=mask is not None, ADD_PREFIX=add_prefix,
@@ -240,25 +241,25 @@ class _BaseTokens(torch.autograd.Function):
         sizes = Sizes.of(x, None, height, width)
         shape, tiles = sizes.shape, sizes.shape.tiles
         grad = torch.zeros_like(x) if received[0] is None else received[0].to(x.dtype).contiguous()
-        constants = _folded(shape, heads)
+        constants = folded_constants(shape, heads)
         fold = constants["FOLD"]
         products = torch.empty(
             (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
         )
-        given, results = _results(values, received[2 + layers :], own[2 + layers :])
-        for first, last in _groups(layers):
-            bucket = _bucket(last - first)
+        given, results = gradient_results(values, received[2 + layers :], own[2 + layers :])
+        for first, last in groups_of_layers(layers):
+            bucket = size_of_tuple(last - first)
             run_kernel(
-                values_kernel, _folded_programs(shape, constants),
-                grad, grad, _padded(values[first:last], bucket),
-                *_gradients(given[first:last], results[first:last], bucket),
-                weights, weights, weights, _or(mask, weights), products,
+                values_kernel, folded_programs(shape, constants),
+                grad, grad, padded(values[first:last], bucket),
+                *gradient_tuples(given[first:last], results[first:last], bucket),
+                weights, weights, weights, either(mask, weights), products,
                 shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, heads, 1.0, last - first, first,
-                layers, _bits(given[first:last]), sizes.prefix,
+                layers, bits_of(given[first:last]), sizes.prefix,
                 NORM=False, MASKED=mask is not None, ACTIVATION=False, TRAINING=False,
                 LAYERS=bucket, CHUNK=min(CHUNK, bucket), **constants,
             )  # fmt: skip
-        grad_keys, grad_pooled, grad_query, grad_key = _score_gradients(
+        grad_keys, grad_pooled, grad_query, grad_key = score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
             sizes.segments[0],
         )  # fmt: skip
@@ -334,7 +335,7 @@ def base_tokens(
     if torch.is_grad_enabled():
         outputs = _BaseTokens.apply(*arguments)
     else:
-        outputs = _BaseTokens.forward(_NothingSaved(), *arguments)  # autograd takes longer than a small kernel
+        outputs = _BaseTokens.forward(NothingSaved(), *arguments)  # autograd takes longer than a small kernel
     x, weights, *memory = outputs
     layers = len(keys) + 1
     return x, weights, tuple(memory[:layers]), tuple(memory[layers:])

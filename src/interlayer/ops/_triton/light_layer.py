@@ -35,7 +35,7 @@ from ..dispatch import TRACED
 from ..residual_end import BatchNormArguments
 from . import batch_norm
 from .batch_norm import accumulator
-from .light_layer_forward import _attention_kernel, _end_kernel, _gate_kernel, _sum_kernel
+from .light_layer_forward import attention_kernel, end_kernel, gate_kernel, sum_kernel
 from .light_layer_gradients import (
     finish_kernel,
     gradient_kernel,
@@ -47,13 +47,13 @@ from .map_shape import (
     FINISH_PIXELS,
     FINISH_STAGES,
     SMALL_BATCH,
-    _as,
-    _head_blocks,
-    _kept_sums,
-    _most_sums,
-    _or,
-    _partial,
-    _Shape,
+    MapShape,
+    bound_of_sums,
+    either,
+    head_blocks,
+    kept_sums,
+    like_map,
+    partial_sums,
 )
 from .runtime import (
     TYPES,
@@ -97,7 +97,7 @@ def run_end(
     norm: BatchNormArguments,
     end: BatchNormArguments | None,
     relu: bool,
-    shape: _Shape,
+    shape: MapShape,
     *,
     pooled: bool,
     differentiated: bool,
@@ -126,12 +126,12 @@ def run_end(
         tables = end_table
     if end is not None and end.training:
         tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, shape.batch * shape.pixels)
-    sums = _kept_sums(x, shape.most_sums)
-    active = _kept_sums(x, shape.most_sums, 2) if end is not None and differentiated else None
+    sums = kept_sums(x, shape.most_sums)
+    active = kept_sums(x, shape.most_sums, 2) if end is not None and differentiated else None
     if pooled or end is not None:
         run_kernel(
-            _end_kernel, shape.pixel_programs,
-            x, _or(shortcut, x), _or(tables, sums), stored, sums, _or(active, sums), *(running or (sums,) * 8),
+            end_kernel, shape.pixel_programs,
+            x, either(shortcut, x), either(tables, sums), stored, sums, either(active, sums), *(running or (sums,) * 8),
             shape.pixels, shape.segment_pixels, shape.tiles.segments, shape.channels,
             norm.eps if end is None else end.eps, norm.eps,
             END=end is not None, RUNNING=bool(running), SHORTCUT=shortcut is not None, RELU=relu,
@@ -178,7 +178,7 @@ def _forward(
             end_weight, end_bias, end_running_mean, end_running_var, end_training, end_momentum, end_eps  # type: ignore[arg-type]
         )  # fmt: skip
     previous = shortcut if is_shortcut else previous
-    shape = _Shape.of(x)
+    shape = MapShape.of(x)
     rows, tiles = shape.batch * shape.pixels, shape.tiles
     stored, pooled, active, table, end_table = run_end(
         x, shortcut, norm, end, relu, shape, pooled=query_weight is not None, differentiated=differentiated
@@ -188,14 +188,15 @@ def _forward(
         gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
         depth = 0 if training else _depth_inside_tile(shape, heads)
         if not depth:
-            _compute_gates(pooled, query_weight, key_weight, gate, shape, tiles.segments)
+            compute_gates(pooled, query_weight, key_weight, gate, shape, tiles.segments)
     output = torch.empty_like(x)
     result = torch.empty_like(x) if not training else output
-    moments = _partial(x, shape, 3, grouped=True) if training else pooled
+    moments = partial_sums(x, shape, 3, grouped=True) if training else pooled
     run_kernel(
-        _attention_kernel, shape.programs,
-        stored, _or(previous, x), value_weight, _or(decay, pooled), _or(gate, pooled), _or(mask, pooled),
-        _or(table, pooled), output, moments, result, pooled, _or(query_weight, pooled), _or(key_weight, pooled),
+        attention_kernel, shape.programs,
+        stored, either(previous, x), value_weight, either(decay, pooled), either(gate, pooled), either(mask, pooled),
+        either(table, pooled), output, moments, result, pooled, either(query_weight, pooled), either(key_weight,
+        pooled),
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
         output, None, 0, 0, 1,
@@ -206,8 +207,8 @@ def _forward(
         table = batch_norm.batch_table(moments, norm, rows)
         result = torch.empty_like(x)
         run_kernel(
-            _sum_kernel, shape.all_pixels,
-            stored, output, table, _or(mask, pooled), result, rows, shape.pixels, shape.channels,
+            sum_kernel, shape.all_pixels,
+            stored, output, table, either(mask, pooled), result, rows, shape.pixels, shape.channels,
             MASKED=mask is not None, ACTIVATION=False, **shape.pixel_constants,
         )  # fmt: skip
     return (
@@ -221,7 +222,7 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
     end_weight, end_running_mean = args[12], args[14]
     heads, training, end_training, differentiated = args[16], args[19], args[22], args[25]
     batch, channels, _, width = x.shape
-    acc, sums = accumulator(x), _most_sums(batch, channels, width)
+    acc, sums = accumulator(x), bound_of_sums(batch, channels, width)
 
     def table(training: bool, running: Tensor | None) -> Tensor | None:
         rows = 5 if training and running is None else 4
@@ -231,8 +232,8 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
         torch.empty_like(x),
         torch.empty_like(x),
         None if query_weight is None else x.new_empty((batch, heads), dtype=acc),
-        _kept_sums(x, sums) if differentiated else None,
-        _kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
+        kept_sums(x, sums) if differentiated else None,
+        kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
         table(training, args[10]),
         table(end_training, end_running_mean) if end_weight is not None else None,
     )
@@ -255,33 +256,35 @@ def _backward(
     previous = shortcut if is_shortcut else previous
     has_end = end_weight is not None
     flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": projected, "RELU": relu}
-    shape = _Shape.of(x)
+    shape = MapShape.of(x)
     tiles, rows = shape.tiles, shape.batch * shape.pixels
-    grad = torch.zeros_like(x) if grad is None else _as(grad, x)
-    grad_next = None if grad_next is None else _as(grad_next, x)
+    grad = torch.zeros_like(x) if grad is None else like_map(grad, x)
+    grad_next = None if grad_next is None else like_map(grad_next, x)
 
     norm_sums = batch_norm.gradient_sums(grad, output, table, mask)
     grad_x = torch.empty_like(x)
     separate = previous is not None and not is_shortcut
     grad_previous = torch.empty_like(x) if separate else None
-    products = _partial(x, shape, 12, grouped=True)
-    grad_gates = _partial(x, shape)
+    products = partial_sums(x, shape, 12, grouped=True)
+    grad_gates = partial_sums(x, shape)
     switches = {
         "NEXT": grad_next is not None, "GATED": gate is not None, "IS_SHORTCUT": is_shortcut,
         "DECAY": decay is not None, "MASKED": mask is not None, "TRAINING": training, **flags,
     }  # fmt: skip
     run_kernel(
         gradient_kernel, shape.programs,
-        grad, output, _or(grad_next, grad), x, _or(shortcut, x), _or(previous, x), value_weight, _or(gate, table),
-        _or(decay, table), _or(mask, table), table, _or(end_table, table), _or(source_table, table), norm_sums,
-        grad_x, _or(grad_previous, grad_x), grad_gates, products,
+        grad, output, either(grad_next, grad), x, either(shortcut, x), either(previous, x), value_weight, either(gate,
+        table),
+        either(decay, table), either(mask, table), table, either(end_table, table), either(source_table, table),
+        norm_sums,
+        grad_x, either(grad_previous, grad_x), grad_gates, products,
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         float(rows),
         PREVIOUS=previous is not None, DIRECT=False, **switches, **shape.constants,
     )  # fmt: skip
     grad_pooled, grad_query, grad_key = pooled, None, None
     if gate is not None:
-        grad_pooled, grad_weights = _gate_gradients(
+        grad_pooled, grad_weights = gate_gradients(
             grad_gates, pooled, query_weight, key_weight, gate, grad_gate, heads, shape, tiles.segments
         )
         grad_query, grad_key = grad_weights.sum(0)
@@ -292,7 +295,7 @@ def _backward(
     block = min(32, max(16, power_of_2(shape.channels)))
     run_kernel(
         weights_kernel, (kinds, pieces(shape.channels, block)),
-        products, _or(active, products), grad_pooled, _or(end_table, table), sums_of_weights,
+        products, either(active, products), grad_pooled, either(end_table, table), sums_of_weights,
         shape.channels, len(products), shape.batch * tiles.segments, tiles.segments,
         GATED=gate is not None, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
@@ -302,9 +305,10 @@ def _backward(
         grad_x = torch.empty_like(x)
         run_kernel(
             finish_kernel, shape.finish_programs,
-            partial, x, _or(shortcut, x), grad, output, _or(grad_next, grad), _or(decay, table), _or(mask, table),
-            table, norm_sums, _or(end_table, table), _or(source_table, table), sums_of_weights, grad_pooled,
-            grad_x, _or(grad_shortcut, grad_x),
+            partial, x, either(shortcut, x), grad, output, either(grad_next, grad), either(decay, table), either(mask,
+            table),
+            table, norm_sums, either(end_table, table), either(source_table, table), sums_of_weights, grad_pooled,
+            grad_x, either(grad_shortcut, grad_x),
             shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
             END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
@@ -333,7 +337,7 @@ _layer = DifferentiableOperator(
 )
 
 
-def _depth_inside_tile(shape: _Shape, heads: int) -> int:
+def _depth_inside_tile(shape: MapShape, heads: int) -> int:
     """Returns the channels of a head if the kernel that reads the gates computes them, else 0.
 
     That saves a launch, which a small batch takes longer for than for the gates, but every program computes them anew.
@@ -343,26 +347,26 @@ def _depth_inside_tile(shape: _Shape, heads: int) -> int:
     return depth if fits and shape.tiles.samples == 1 and shape.batch <= SMALL_BATCH else 0
 
 
-def _compute_gates(
+def compute_gates(
     pooled: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
     gate: Tensor,
-    shape: _Shape,
+    shape: MapShape,
     segments: int,
     total: Tensor | None = None,
 ) -> None:
     """Computes the gates, [B, heads], given the sums of x, [B * segments, C], and their totals, [B, C], if wanted."""
     heads = gate.shape[1]
-    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
+    blocks, constants = head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
-        _gate_kernel, (shape.batch, blocks),
-        pooled, query_weight, key_weight, gate, _or(total, pooled), shape.channels, segments, query_weight.shape[-1],
+        gate_kernel, (shape.batch, blocks),
+        pooled, query_weight, key_weight, gate, either(total, pooled), shape.channels, segments, query_weight.shape[-1],
         shape.pixels, heads, (shape.channels // heads) ** -0.5, TOTAL=total is not None, **constants,
     )  # fmt: skip
 
 
-def _gate_gradients(
+def gate_gradients(
     partial: Tensor,
     pooled: Tensor,
     query_weight: Tensor,
@@ -370,7 +374,7 @@ def _gate_gradients(
     gate: Tensor,
     grad_gate: Tensor | None,
     heads: int,
-    shape: _Shape,
+    shape: MapShape,
     segments: int,
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient of each pixel of x through the average, [B, C], and those of the weights of q and k.
@@ -379,7 +383,7 @@ def _gate_gradients(
     """
     size = query_weight.shape[-1]
     grad_score = torch.empty_like(gate)
-    blocks, constants = _head_blocks(shape.channels, heads, shape.acc)
+    blocks, constants = head_blocks(shape.channels, heads, shape.acc)
     run_kernel(
         scores_kernel, (shape.batch, blocks),
         partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score, shape.channels,

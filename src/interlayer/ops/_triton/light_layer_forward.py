@@ -17,7 +17,7 @@ from .light_layer_parts import (
 
 
 @triton.jit
-def _end_kernel(
+def end_kernel(
     z_ptr,  # [batch, height, width, channels]
     s_ptr,  # [batch, height, width, channels]
     table_ptr,  # [4, channels]
@@ -97,7 +97,7 @@ def _end_kernel(
 
 
 @triton.jit
-def _gate_kernel(
+def gate_kernel(
     pooled_ptr,  # [batch, segments, channels]: sums of x
     query_ptr,  # [size]
     key_ptr,  # [size]
@@ -134,7 +134,7 @@ def _gate_kernel(
 
 
 @triton.jit(do_not_specialize=["number_earlier", "first_earlier", "layers"])
-def _attention_kernel(
+def attention_kernel(
     x_ptr,  # [batch, height, width, channels]
     previous_ptr,  # [batch, height, width, channels]
     weight_ptr,  # [channels, 9]
@@ -295,7 +295,7 @@ def _attention_kernel(
 
 
 @triton.jit
-def _sum_kernel(
+def sum_kernel(
     x_ptr,  # [batch, pixels, channels]
     output_ptr,  # [batch, pixels, channels]: O
     table_ptr,  # [4, channels]

@@ -35,7 +35,7 @@ from torch import Tensor
 from ..autocast import autocast_type
 from ..dispatch import TRACED
 from .batch_norm import accumulator
-from .light_layer import _compute_gates, _gate_gradients
+from .light_layer import compute_gates, gate_gradients
 from .light_tokens_kernels import (
     attention_kernel,
     convolution_kernel,
@@ -44,7 +44,7 @@ from .light_tokens_kernels import (
     sums_kernel,
     values_kernel,
 )
-from .map_shape import SMALL_BATCH, _or, _partial, _Shape, _shape
+from .map_shape import SMALL_BATCH, MapShape, either, map_shape, partial_sums
 from .runtime import (
     INTERPRETED,
     TYPES,
@@ -87,7 +87,7 @@ class Sizes:
         previous_tokens: The number of tokens of a sample in O'.
     """
 
-    shape: _Shape
+    shape: MapShape
     prefix: int
     previous_tokens: int
 
@@ -162,7 +162,7 @@ def _sizes(
 ) -> Sizes:
     pixels = height * width
     return Sizes(
-        _shape(batch, channels, height, width, acc), tokens - pixels, tokens if previous_has_prefix else pixels
+        map_shape(batch, channels, height, width, acc), tokens - pixels, tokens if previous_has_prefix else pixels
     )
 
 
@@ -182,7 +182,7 @@ def token_statistics(
     pooled = torch.empty((shape.batch * segments, shape.channels), device=x.device, dtype=shape.acc)
     run_kernel(
         statistics_kernel, (shape.batch * segments,),
-        x, _or(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
+        x, either(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
         tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
         **sizes.constants,
     )  # fmt: skip
@@ -221,14 +221,14 @@ def _forward(
         total = _total(x) if differentiated else None
         depth = 0 if differentiated else sizes.depth_inside_tile(heads)
         if not depth:
-            _compute_gates(pooled, query_weight, key_weight, gate, shape, segments, total)
+            compute_gates(pooled, query_weight, key_weight, gate, shape, segments, total)
     output = empty_map(x, height, width, dtype)
     result = torch.empty_like(x)
     run_kernel(
         attention_kernel, sizes.row_programs,
-        x, _or(previous, x), statistics, value_weight, gamma, beta, _or(previous_gamma, gamma),
-        _or(previous_beta, beta), _or(decay, gamma), _or(gate, pooled), _or(mask, pooled), output, result,
-        pooled, _or(query_weight, pooled), _or(key_weight, pooled),
+        x, either(previous, x), statistics, value_weight, gamma, beta, either(previous_gamma, gamma),
+        either(previous_beta, beta), either(decay, gamma), either(gate, pooled), either(mask, pooled), output, result,
+        pooled, either(query_weight, pooled), either(key_weight, pooled),
         sizes.previous_tokens, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows, segments,
         1 if query_weight is None else query_weight.shape[-1], (shape.channels // heads) ** -0.5,
         GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
@@ -280,16 +280,17 @@ def _backward(
     shape, tiles = sizes.shape, sizes.shape.tiles
     switches = {"NEXT": grad_next is not None, "GATED": gate is not None, "MASKED": mask is not None}
     grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=DTYPES[dtype])
-    grad_gates = _partial(x, shape)
+    grad_gates = partial_sums(x, shape)
     run_kernel(
         values_kernel, sizes.row_programs,
-        x, grad, _or(grad_next, grad), statistics, value_weight, gamma, beta, _or(gate, gamma), _or(mask, gamma),
+        x, grad, either(grad_next, grad), statistics, value_weight, gamma, beta, either(gate, gamma), either(mask,
+        gamma),
         grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
         **switches, LOADED=LOADED, **sizes.row_constants,
     )  # fmt: skip
     grad_pooled = grad_weights = None
     if gate is not None and total is not None:
-        grad_pooled, grad_weights = _gate_gradients(
+        grad_pooled, grad_weights = gate_gradients(
             grad_gates, total, query_weight, key_weight, gate, grad_gate, heads, shape, 1
         )
     grad_x, grad_previous, grad_kernel, norms, grad_projections = input_gradients(
@@ -347,7 +348,7 @@ def input_gradients(
     shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
     height, width = shape.height, shape.width
     grad_normed = torch.empty_like(grad_value)
-    products = _partial(x, shape, 9, grouped=True)
+    products = partial_sums(x, shape, 9, grouped=True)
     run_kernel(
         convolution_kernel, shape.programs,
         grad_value, x, statistics, value_weight, gamma, beta, grad_normed, products, sizes.prefix, height, width,
@@ -359,8 +360,10 @@ def input_gradients(
     sums = torch.empty((programs, 4, shape.channels), device=x.device, dtype=shape.acc)
     run_kernel(
         norms_kernel, (programs,),
-        x, _or(previous, x), grad, _or(grad_next, grad), grad_normed, _or(grad_pooled, sums), statistics, gamma,
-        _or(previous_gamma, gamma), _or(decay, gamma), _or(mask, gamma), grad_x, _or(grad_previous, grad_x), sums,
+        x, either(previous, x), grad, either(grad_next, grad), grad_normed, either(grad_pooled, sums), statistics,
+        gamma,
+        either(previous_gamma, gamma), either(decay, gamma), either(mask, gamma), grad_x, either(grad_previous,
+        grad_x), sums,
         shape.batch * tokens, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
         PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, NEXT=grad_next is not None,
         GATED=grad_pooled is not None, MASKED=mask is not None,
@@ -374,8 +377,8 @@ def input_gradients(
     block = min(32, max(16, power_of_2(shape.channels)))
     run_kernel(
         sums_kernel, (13, pieces(max(shape.channels, 2 * size), block)),
-        products, sums, _or(grad_weights, sums), _or(previous_gamma, gamma), _or(previous_beta, beta),
-        _or(decay, gamma), grad_kernel, grad_norms, grad_projections, shape.channels, len(products), programs,
+        products, sums, either(grad_weights, sums), either(previous_gamma, gamma), either(previous_beta, beta),
+        either(decay, gamma), grad_kernel, grad_norms, grad_projections, shape.channels, len(products), programs,
         0 if grad_weights is None else len(grad_weights), 2 * size,
         PREVIOUS=previous is not None, DECAY=decay is not None, SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip

@@ -74,7 +74,7 @@ def _channels_of_tile(channels: int, columns: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class MapShape:
     """Sizes of the maps, how they are divided among programs, and the constants of the kernels."""
 
     batch: int
@@ -84,8 +84,8 @@ class _Shape:
     acc: torch.dtype
 
     @classmethod
-    def of(cls, x: Tensor) -> _Shape:
-        return _shape(*x.shape, accumulator(x))
+    def of(cls, x: Tensor) -> MapShape:
+        return map_shape(*x.shape, accumulator(x))
 
     @cached_property
     def tiles(self) -> Tiles:
@@ -102,7 +102,7 @@ class _Shape:
 
     @cached_property
     def most_sums(self) -> int:
-        return _most_sums(self.batch, self.channels, self.width)
+        return bound_of_sums(self.batch, self.channels, self.width)
 
     @cached_property
     def programs(self) -> tuple[int]:
@@ -148,24 +148,24 @@ class _Shape:
 
 
 @lru_cache(maxsize=1024)
-def _shape(batch: int, channels: int, height: int, width: int, acc: torch.dtype) -> _Shape:
-    return _Shape(batch, channels, height, width, acc)
+def map_shape(batch: int, channels: int, height: int, width: int, acc: torch.dtype) -> MapShape:
+    return MapShape(batch, channels, height, width, acc)
 
 
-def _partial(x: Tensor, shape: _Shape, *sizes: int, grouped: bool = False) -> Tensor:
+def partial_sums(x: Tensor, shape: MapShape, *sizes: int, grouped: bool = False) -> Tensor:
     """Returns a tensor for sums of segments of samples, or of groups of samples."""
     splits = (shape.tiles.groups if grouped else shape.batch) * shape.tiles.segments
     return torch.empty((splits, *sizes, shape.channels), device=x.device, dtype=shape.acc)
 
 
 @cache
-def _head_blocks(channels: int, heads: int, acc: torch.dtype) -> tuple[int, dict[str, Any]]:
+def head_blocks(channels: int, heads: int, acc: torch.dtype) -> tuple[int, dict[str, Any]]:
     depth = power_of_2(channels // heads)
     block = max(1, min(power_of_2(heads), 256 // depth))
     return pieces(heads, block), {"HEADS": block, "DEPTH": depth, "ACC": TYPES[acc]}
 
 
-def _most_sums(batch: int, channels: int, width: int) -> int:
+def bound_of_sums(batch: int, channels: int, width: int) -> int:
     """Returns an upper bound of the number of segments of all samples.
 
     It is linear in the batch size, which may be a symbol to torch.compile.
@@ -174,15 +174,15 @@ def _most_sums(batch: int, channels: int, width: int) -> int:
     return batch + PROGRAMS // pieces(channels, _channels_of_tile(channels, columns))
 
 
-def _kept_sums(x: Tensor, rows: int, *sizes: int) -> Tensor:
+def kept_sums(x: Tensor, rows: int, *sizes: int) -> Tensor:
     """Returns a tensor for sums of segments of samples that is kept for the backward pass."""
     return torch.empty((rows, *sizes, x.shape[1]), device=x.device, dtype=accumulator(x))
 
 
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+def either(tensor: Tensor | None, other: Tensor) -> Tensor:
     """Returns a tensor that a kernel gets but does not read, if there is none."""
     return other if tensor is None else tensor
 
 
-def _as(grad: Tensor, x: Tensor) -> Tensor:
+def like_map(grad: Tensor, x: Tensor) -> Tensor:
     return grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
