@@ -326,7 +326,7 @@ def test_token_grids_come_from_the_patch_embedding(options, prefix):
     """6 x 2 and 3 x 4 patches have the same number of tokens, which does not determine the grid."""
     model = interlayer.attach(vit(**options, **prefix), "mrla_base").eval()
     seen = []
-    hook = model.blocks[0].mrla.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape[2:])))
+    hook = model.blocks[0].mrla.register_forward_pre_hook(lambda module, args: seen.append(args[6][:2]))
     for height, width in ((96, 32), (48, 64), (32, 96), (64, 64)):
         model(torch.randn(1, 3, height, width))
     hook.remove()
@@ -336,7 +336,7 @@ def test_token_grids_come_from_the_patch_embedding(options, prefix):
 def test_a_fixed_non_square_vit_keeps_its_grid():
     model = interlayer.attach(vit(img_size=(32, 96)), "mrla_light").eval()
     seen = []
-    model.blocks[5].mrla.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape[2:])))
+    model.blocks[5].mrla.register_forward_pre_hook(lambda module, args: seen.append(args[6][:2]))
     model(torch.randn(1, 3, 32, 96))
     model.set_input_size(img_size=(64, 48))
     model(torch.randn(1, 3, 64, 48))

@@ -137,7 +137,7 @@ class TestBaseLayer(OperationTester):
             pytest.param(
                 "triton",
                 sizes(shape=shape, heads=heads, size=size, layers=layers, computed=computed, **kind),
-                marks=pytest.mark.slow if (number + index) % 5 else [],
+                marks=pytest.mark.slow if (number + index) % 9 else [],
             )
             for number, (shape, heads, size, layers, computed) in enumerate(SHAPES)
             for index, kind in enumerate(KINDS)

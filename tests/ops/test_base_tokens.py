@@ -68,7 +68,7 @@ class TestBaseTokens(OperationTester):
             pytest.param(
                 "triton",
                 sizes(shape=shape, heads=heads, size=size, layers=layers, computed=computed, **kind),
-                marks=pytest.mark.slow if (number + index) % 4 else [],
+                marks=pytest.mark.slow if (number + index) % 6 else [],
             )
             for number, (shape, heads, size, layers, computed) in enumerate(SHAPES)
             for index, kind in enumerate(KINDS)

@@ -95,7 +95,7 @@ class TestLightTokens(OperationTester):
             pytest.param(
                 "triton",
                 sizes(shape=shape, heads=heads, size=size, **kind),
-                marks=pytest.mark.slow if (number + index) % 3 else [],
+                marks=pytest.mark.slow if (number + index) % 6 else [],
             )
             for number, (shape, heads, size) in enumerate(SHAPES)
             for index, kind in enumerate(KINDS)

@@ -124,7 +124,7 @@ class LayerAttention(BlockMechanism):
             tokens, token_grid = as_tokens
             as_tokens = None if shortcut is None else layout.to_tokens(shortcut, grid)
             shortcut = None if as_tokens is None else as_tokens[0]
-            tokens, memory, _ = self(tokens, memory, shortcut, None, values.branch_factor, token_grid=token_grid)
+            tokens, memory, _ = self(tokens, memory, shortcut, None, values.branch_factor, None, token_grid)
             return layout.from_tokens(tokens, token_grid), memory
         feature_map, prefix = layout.to_map(output, grid)
         if shortcut is not None:
