@@ -8,6 +8,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from .. import ops
+from .hooks import has_hooks
 
 
 def norm_unsupported_reason(norm: nn.Module | None) -> str | None:
@@ -19,7 +20,7 @@ def norm_unsupported_reason(norm: nn.Module | None) -> str | None:
         return f"the norm must be a BatchNorm2d, got {type(norm).__name__}"
     if not norm.affine or not norm.track_running_stats or norm.momentum is None:
         return "the norm must have weights, running statistics and a fixed momentum"
-    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
+    if has_hooks(norm):
         return "the norm has hooks"
     return None
 

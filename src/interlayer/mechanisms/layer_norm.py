@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from .. import ops
+from .hooks import has_hooks
 
 
 def layer_norm_unsupported_reason(norm: nn.Module | None) -> str | None:
@@ -15,7 +16,7 @@ def layer_norm_unsupported_reason(norm: nn.Module | None) -> str | None:
         return f"the norm must be a LayerNorm, got {type(norm).__name__}"
     if norm.weight is None or norm.bias is None or len(norm.normalized_shape) != 1:
         return "the norm must have a weight and a bias for each channel"
-    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
+    if has_hooks(norm):
         return "the norm has hooks"
     return None
 

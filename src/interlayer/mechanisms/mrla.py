@@ -158,8 +158,7 @@ class MRLALight(LayerAttention):
         output, gate = ops.light_attention(
             x, query, key, self.value_weight, previous, self.decay, heads=self.heads, gelu=gelu
         )
-        self.scores(gate[..., None])
-        return output, (output if self.memory and not self.reads_shortcut else None)
+        return output, self._pass_on(output, gate)
 
     def _previous(self, x: Tensor, previous: Tensor | None) -> Tensor:
         if previous is not None:
@@ -234,7 +233,7 @@ class MRLABase(LayerAttention):
         output, weights, value = ops.layer_attention(
             query, keys, values, (x,), self.value_weight, heads=self.heads, weighting=self.weighting
         )
-        self.scores(weights)
+        self.report_scores(weights)
         return output, (keys, (*values, *value))
 
     def activate(self, output: Tensor) -> Tensor:
@@ -279,5 +278,5 @@ class MLA(LayerAttention):
         output, weights, _ = ops.layer_attention(
             queries.chunk(layers)[-1], keys.chunk(layers), (), maps, self.value_weight, heads=self.heads
         )
-        self.scores(weights)
+        self.report_scores(weights)
         return output, (maps, pooled)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...mechanisms.batch_norm import norm_arguments, norm_unsupported_reason
+from ...mechanisms.hooks import has_hooks
 from ...mechanisms.protocol import BlockValues
 from ..extending import original_class
 from ..stochastic_depth import recording
@@ -223,8 +224,12 @@ def opens(block: Any) -> bool:
         return False
     activation = block.act3 if isinstance(block, Bottleneck) else block.act2
     plain = block.se is None and (block.drop_path is None or not getattr(block.drop_path, "drop_prob", None))
-    hooked = activation._forward_hooks or activation._forward_pre_hooks or activation._backward_hooks
-    return plain and type(activation) is nn.ReLU and not hooked and norm_unsupported_reason(last_norm(block)) is None
+    return (
+        plain
+        and type(activation) is nn.ReLU
+        and not has_hooks(activation)
+        and norm_unsupported_reason(last_norm(block)) is None
+    )
 
 
 def run_open(block: Any, x: Tensor) -> BlockValues:
@@ -238,8 +243,12 @@ def run_open(block: Any, x: Tensor) -> BlockValues:
 def _run_downsample(downsample: Any, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """Returns the projected shortcut, and what it can be computed from again, if a kernel computes its norm."""
     norm: Any = downsample[-1] if type(downsample) is nn.Sequential and len(downsample) else None
-    hooked = downsample._forward_hooks or downsample._forward_pre_hooks or downsample._backward_hooks
-    if hooked or norm_unsupported_reason(norm) is not None or not norm.training or not torch.is_grad_enabled():
+    if (
+        has_hooks(downsample)
+        or norm_unsupported_reason(norm) is not None
+        or not norm.training
+        or not torch.is_grad_enabled()
+    ):
         return downsample(x), None
     for module in downsample[:-1]:
         x = module(x)

@@ -59,7 +59,7 @@ from .light_tokens import (
     token_statistics,
     tokens_unsupported_reason,
 )
-from .light_tokens_kernels import add_row, load_row, store_prefix, zeros_of_row
+from .light_tokens_kernels import add_row, known_pixel, load_row, store_prefix, zeros_of_row
 from .map_shape import either
 from .own_gradients import may_overwrite, references_of_own
 from .runtime import is_traced, run_kernel
@@ -145,9 +145,7 @@ def attention_kernel(
                 outputs = ()
                 begin = (prefix + (row - 1) * width + left) * channels + columns
                 for index in tl.static_range(COLUMNS):
-                    known = inside
-                    if not WHOLE:
-                        known = inside & (columns * 0 + left + index < width)
+                    known = known_pixel(columns, inside, left + index, width, WHOLE)
                     place = begin + index * channels
                     tl.store(value_ptr + start + place, above[index].to(value_ptr.dtype.element_ty), mask=known)
                     output = own * above[index]
@@ -166,9 +164,7 @@ def attention_kernel(
                         added = append(added, outputs[index] + weights[layer] * value)
                     outputs = added
                 for index in tl.static_range(COLUMNS):
-                    known = inside
-                    if not WHOLE:
-                        known = inside & (columns * 0 + left + index < width)
+                    known = known_pixel(columns, inside, left + index, width, WHOLE)
                     place = begin + index * channels
                     x = tl.load(x_ptr + place, mask=known, other=0.0).to(ACC)
                     tl.store(sum_ptr + place, (x + factor * outputs[index]).to(sum_ptr.dtype.element_ty), mask=known)
@@ -298,7 +294,7 @@ def unsupported_reason(
     parameters = [query_weight, key_weight, value_weight, mask, norm.weight, norm.bias]
     if is_traced(x, *parameters, *keys, *values):
         return TRACED
-    reason = tokens_unsupported_reason(x, query_weight, value_weight, parameters, heads, grid, prefix)
+    reason = tokens_unsupported_reason(x, query_weight, key_weight, value_weight, parameters, heads, grid, prefix)
     if reason is not None:
         return reason
     if len(keys) != len(values):

@@ -13,7 +13,6 @@ Running statistics are updated by the kernel that computes the table. An operato
 passes none, and gets the variance as a fifth row of the table, from which `update_statistics` updates them.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -149,33 +148,21 @@ def store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean,
 
 
 @triton.jit
-def _running_tables_kernel(
-    gamma_ptr,  # [channels], and three more tensors of the first norm
-    beta_ptr,
-    running_mean_ptr,
-    running_var_ptr,
-    other_gamma_ptr,  # [channels], and three more tensors of the second norm
-    other_beta_ptr,
-    other_running_mean_ptr,
-    other_running_var_ptr,
-    tables_ptr,  # [1 or 2, 4, channels]
+def _running_table_kernel(
+    gamma_ptr,  # [channels]
+    beta_ptr,  # [channels]
+    running_mean_ptr,  # [channels]
+    running_var_ptr,  # [channels]
+    table_ptr,  # [4, channels]
     channels,
     eps,
-    other_eps,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = columns < channels
-    if tl.program_id(1) == 0:
-        mean, variance = running_statistics(running_mean_ptr, running_var_ptr, columns, inside, ACC)
-        store_table(tables_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
-    else:
-        mean, variance = running_statistics(other_running_mean_ptr, other_running_var_ptr, columns, inside, ACC)
-        store_table(
-            tables_ptr + 4 * channels, other_gamma_ptr, other_beta_ptr, columns, inside, channels, mean, variance,
-            other_eps, ACC,
-        )  # fmt: skip
+    mean, variance = running_statistics(running_mean_ptr, running_var_ptr, columns, inside, ACC)
+    store_table(table_ptr, gamma_ptr, beta_ptr, columns, inside, channels, mean, variance, eps, ACC)
 
 
 @triton.jit
@@ -417,16 +404,16 @@ def update_statistics(norm: BatchNormArguments, table: Tensor, x: Tensor) -> Non
         norm.running_var.add_((variance - norm.running_var) * norm.momentum)
 
 
-def running_tables(norms: Sequence[BatchNormArguments], dtype: torch.dtype) -> Tensor:
-    """Returns the tables of one or two norms that use their running statistics, [norms, 4, C], with one launch."""
-    first, last, channels = norms[0], norms[-1], len(norms[0].weight)
-    tables = torch.empty((len(norms), 4, channels), device=first.weight.device, dtype=dtype)
+def running_table(norm: BatchNormArguments, dtype: torch.dtype) -> Tensor:
+    """Returns the table of a norm that uses its running statistics."""
+    channels = len(norm.weight)
+    table = torch.empty((4, channels), device=norm.weight.device, dtype=dtype)
     block = _channel_block(channels)
     run_kernel(
-        _running_tables_kernel, (pieces(channels, block), len(norms)),
-        *first.tensors, *last.tensors, tables, channels, first.eps, last.eps, CHANNELS=block, ACC=TYPES[dtype],
+        _running_table_kernel, (pieces(channels, block),),
+        *norm.tensors, table, channels, norm.eps, CHANNELS=block, ACC=TYPES[dtype],
     )  # fmt: skip
-    return tables
+    return table
 
 
 def sums_of_splits(partial: Tensor) -> Tensor:

@@ -47,7 +47,6 @@ from .runtime import (
 
 MOST_CHANNELS = 256  # channels of a head
 MOST_WINDOW = 64
-WHOLE_ROWS = True
 MOST_TABLE_BYTES = 64 * 1024  # of both tables together, which a program holds at once
 # If n d < RECIPROCAL, n // d equals n (RECIPROCAL // d + 1) // RECIPROCAL, a product and a shift without a division.
 RECIPROCAL = tl.constexpr(1 << 20)
@@ -366,7 +365,7 @@ def _run(
         "CENTERED": plan.centered,
         "MASKED": plan.mask_padding,
         # Dividing by a power of two takes less time than leaving out the columns beyond the border saves.
-        "WHOLE": WHOLE_ROWS and plan.window == power_of_2(plan.window),
+        "WHOLE": plan.window == power_of_2(plan.window),
         "RELATIVE": relative,
         "CHANNELS": head_tile(channels),
         "VALUES": head_tile(value_channels),

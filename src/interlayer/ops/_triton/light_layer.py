@@ -116,16 +116,18 @@ def run_end(
     """
     stored = x if end is None else torch.empty_like(x)
     running: tuple[Tensor, ...] = ()  # the tensors of both norms, if this kernel computes their tables
-    tables: Tensor | None
+    table = end_table = tables = None
     if end is not None and not norm.training and not end.training:
         running = *end.tensors, *norm.tensors
         tables = torch.empty((2, 4, shape.channels), device=x.device, dtype=shape.acc)
         end_table, table = tables
     else:
-        table, end_table = _running_tables(norm, end, shape.acc)
+        table = None if norm.training else batch_norm.running_table(norm, shape.acc)
+        if end is not None and end.training:
+            end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, shape.batch * shape.pixels)
+        elif end is not None:
+            end_table = batch_norm.running_table(end, shape.acc)
         tables = end_table
-    if end is not None and end.training:
-        tables = end_table = batch_norm.batch_table(batch_norm.moments_of(x), end, shape.batch * shape.pixels)
     sums = kept_sums(x, shape.most_sums)
     active = kept_sums(x, shape.most_sums, 2) if end is not None and differentiated else None
     if pooled or end is not None:
@@ -401,16 +403,6 @@ def gate_gradients(
     return grad_pooled, grad_weights
 
 
-def _running_tables(
-    norm: BatchNormArguments, end: BatchNormArguments | None, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the tables of the norms that use their running statistics, and None for the others."""
-    running = [n for n in (norm, end) if n is not None and not n.training]
-    tables = list(batch_norm.running_tables(running, dtype)) if running else []
-    table = None if norm.training else tables[0]
-    return table, None if end is None or end.training else tables[-1]
-
-
 def supports_open_end(x: Tensor) -> bool:
     """Returns whether a kernel can compute the end of a block with the input x together with its attention.
 
@@ -454,20 +446,30 @@ def unsupported_reason(
         return "the map is empty"
     if size // shape[0] >= 2**31:
         return "the map of one sample must have less than 2^31 elements"
-    if value_weight.shape[1:] != (1, 3, 3):
-        return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
-    if (query_weight is None) != (key_weight is None):
-        return "there must be both q and k, or neither"
-    if query_weight is not None and not query_weight.shape[-1] % 2:
-        return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
-    if shape[1] % heads:
-        return f"the channels must be divisible by the number of heads, got {shape[1]} and {heads}"
+    reason = attention_unsupported_reason(query_weight, key_weight, value_weight, shape[1], heads)
+    if reason is not None:
+        return reason
     training = norm.training or (end is not None and end.norm.training)
     if training and size // shape[1] < 2:
         return "a channel with a single value has no variance"
     if not all(t is None or t.is_contiguous() for t in tensors):
         return "the parameters, statistics and masks must be contiguous"
     return device_unsupported_reason(x)
+
+
+def attention_unsupported_reason(
+    query_weight: Tensor | None, key_weight: Tensor | None, value_weight: Tensor, channels: int, heads: int
+) -> str | None:
+    """Returns which limit of all kernels of layer attention the weights exceed, or None."""
+    if value_weight.shape[1:] != (1, 3, 3):
+        return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
+    if (query_weight is None) != (key_weight is None):
+        return "there must be both q and k, or neither"
+    if query_weight is not None and not query_weight.shape[-1] % 2:
+        return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
+    if channels % heads:
+        return f"the channels must be divisible by the number of heads, got {channels} and {heads}"
+    return None
 
 
 def light_layer(

@@ -35,7 +35,7 @@ from torch import Tensor
 from ..autocast import autocast_type
 from ..dispatch import TRACED
 from .batch_norm import accumulator
-from .light_layer import compute_gates, gate_gradients
+from .light_layer import attention_unsupported_reason, compute_gates, gate_gradients
 from .light_tokens_kernels import (
     attention_kernel,
     convolution_kernel,
@@ -421,11 +421,9 @@ def unsupported_reason(
     parameters += [] if norm_previous is None else [norm_previous.weight, norm_previous.bias]
     if is_traced_otherwise(x, previous, *parameters):  # checked before any size is read, which would add a guard
         return TRACED
-    reason = tokens_unsupported_reason(x, query_weight, value_weight, parameters, heads, grid, prefix)
+    reason = tokens_unsupported_reason(x, query_weight, key_weight, value_weight, parameters, heads, grid, prefix)
     if reason is not None:
         return reason
-    if (query_weight is None) != (key_weight is None):
-        return "there must be both q and k, or neither"
     if query_weight is None and norm_previous is not None:
         return "without q and k there is no memory"
     if previous is not None:
@@ -439,6 +437,7 @@ def unsupported_reason(
 def tokens_unsupported_reason(
     x: Tensor,
     query_weight: Tensor | None,
+    key_weight: Tensor | None,
     value_weight: Tensor,
     parameters: Sequence[Tensor | None],
     heads: int,
@@ -456,12 +455,9 @@ def tokens_unsupported_reason(
         return "the tokens of one sample must have less than 2^31 elements"
     if x.shape[2] > MOST_CHANNELS:
         return f"a token must have at most {MOST_CHANNELS} channels, got {x.shape[2]}"
-    if value_weight.shape[1:] != (1, 3, 3):
-        return f"the convolution of the values must be 3x3, got {tuple(value_weight.shape[1:])}"
-    if query_weight is not None and not query_weight.shape[-1] % 2:
-        return f"the convolutions of q and k must have an odd size, got {query_weight.shape[-1]}"
-    if x.shape[2] % heads:
-        return f"the channels must be divisible by the number of heads, got {x.shape[2]} and {heads}"
+    reason = attention_unsupported_reason(query_weight, key_weight, value_weight, x.shape[2], heads)
+    if reason is not None:
+        return reason
     dtype = autocast_type(x)
     if dtype is not None and torch.promote_types(x.dtype, dtype) != x.dtype:
         return f"the tokens must not be narrower than the autocast dtype, got {x.dtype} and {dtype}"

@@ -100,6 +100,15 @@ def load_row(
 
 
 @triton.jit
+def known_pixel(columns, inside, column, width, WHOLE: tl.constexpr):
+    """Returns which channels of a pixel there are: none beyond the last column, which parts of a row can reach."""
+    known = inside
+    if not WHOLE:
+        known = inside & (columns * 0 + column < width)  # the interpreter splats no bool
+    return known
+
+
+@triton.jit
 def zeros_of_row(COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
     """Returns a row of pixels of zeros."""
     row = ()
@@ -261,9 +270,7 @@ def attention_kernel(
                     memories = ()
                     for offset in tl.static_range(LOADED):
                         if start + offset < COLUMNS:
-                            known = inside
-                            if not WHOLE:
-                                known = inside & (columns * 0 + left + start + offset < width)
+                            known = known_pixel(columns, inside, left + start + offset, width, WHOLE)
                             token = prefix + (row - 1) * width + left + start + offset
                             places = token * channels + columns
                             x = tl.load(x_ptr + places, mask=known, other=0.0)  # again, from the cache
@@ -278,9 +285,7 @@ def attention_kernel(
                                 memories = append(memories, memory)
                     for offset in tl.static_range(LOADED):
                         if start + offset < COLUMNS:
-                            known = inside
-                            if not WHOLE:
-                                known = inside & (columns * 0 + left + start + offset < width)
+                            known = known_pixel(columns, inside, left + start + offset, width, WHOLE)
                             places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
                             u = above[start + offset]
                             output = gate * u * _gelu(u, ACC)[0]
@@ -360,9 +365,7 @@ def values_kernel(
                     grads = ()  # as in the forward pass
                     for offset in tl.static_range(LOADED):
                         if start + offset < COLUMNS:
-                            known = inside
-                            if not WHOLE:
-                                known = inside & (columns * 0 + left + start + offset < width)
+                            known = known_pixel(columns, inside, left + start + offset, width, WHOLE)
                             places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
                             grad = factor * tl.load(grad_ptr + places, mask=known, other=0.0).to(ACC)
                             if NEXT:
@@ -370,9 +373,7 @@ def values_kernel(
                             grads = append(grads, grad)
                     for offset in tl.static_range(LOADED):
                         if start + offset < COLUMNS:
-                            known = inside
-                            if not WHOLE:
-                                known = inside & (columns * 0 + left + start + offset < width)
+                            known = known_pixel(columns, inside, left + start + offset, width, WHOLE)
                             places = (prefix + (row - 1) * width + left + start + offset) * channels + columns
                             u = above[start + offset]
                             below, density = _gelu(u, ACC)
