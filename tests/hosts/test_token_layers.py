@@ -130,16 +130,18 @@ def test_the_gates_are_passed_to_the_hooks(launched):
 
 
 @pytest.mark.slow
-def test_a_compiled_network_contains_the_kernels():
+@pytest.mark.parametrize(("mechanism", "operator"), [("mrla_light", "light_tokens"), ("mrla_base", "base_tokens")])
+def test_a_compiled_network_contains_the_kernels(mechanism, operator):
     """torch.compile takes a layer as one operator, without a graph break, and computes the same."""
-    model = interlayer.attach(vit(), "mrla_light", channels_per_head=4)
+    depth = 3 if mechanism == "mrla_base" else 2  # gradients of values pass through two layers
+    model = interlayer.attach(vit(depth), mechanism, channels_per_head=4)
     operators = []
 
     def count(graph, inputs):
-        operators.extend(node for node in graph.graph.nodes if "light_tokens" in str(node.target))
+        operators.append([node for node in graph.graph.nodes if f"interlayer.{operator}." in str(node.target)])
         return aot_eager(graph, inputs)
 
-    expected = results(model, "reference", eval_mode=False)
-    found = results(torch.compile(model, fullgraph=True, backend=count), "triton", eval_mode=False)
-    assert len(operators) == 2
+    expected = results(model, "reference")
+    found = results(torch.compile(model, fullgraph=True, backend=count), "triton")
+    assert [len(nodes) for nodes in operators] == [depth] * 2, "in training and in eval mode"
     assert_equal({name.replace("_orig_mod.", ""): value for name, value in found.items()}, expected)

@@ -48,6 +48,30 @@ def make(
     return Sample(tensors, options)
 
 
+def call(sample):
+    """Return x' and the attention weights of the computed layers, and all keys and values after the last one."""
+    t, o = sample.tensors, sample.options
+    keys = tuple(t[f"key_{layer}"] for layer in range(o.get("given_keys", o["given"])))
+    values = tuple(t[f"value_{layer}"] for layer in range(o["given"]))
+    outputs = []
+    for n in range(o["computed"]):
+        output, weights, keys, values = run_layer(sample, n, keys, values)
+        outputs += [output, weights]
+    return (*outputs, *ops.tensors_of(keys), *ops.tensors_of(values))
+
+
+def run_layer(sample, n, keys, values):
+    """Run the n-th of the computed layers."""
+    t, o = sample.tensors, sample.options
+    x = t[f"x_{n}"]
+    norm = ops.LayerNormArguments(t[f"norm_weight_{n}"], t[f"norm_bias_{n}"], 1e-6)
+    return ops.base_tokens(
+        x, t[f"query_weight_{n}"], t[f"key_weight_{n}"], t[f"value_weight_{n}"], keys, values, norm,
+        None if o["mask"] is None else o["mask"].to(x.dtype),
+        heads=o["heads"], grid=o["grid"], prefix=o["prefix"], add_prefix=o["add_prefix"],
+    )  # fmt: skip
+
+
 class TestBaseTokens(OperationTester):
     operation = ops.base_tokens
     implementations = ("triton",)
@@ -78,21 +102,7 @@ class TestBaseTokens(OperationTester):
         return make(**shape)
 
     def call(self, sample):
-        """Return x' and the attention weights of the computed layers, and all keys and values after the last one."""
-        t, o = sample.tensors, sample.options
-        keys = tuple(t[f"key_{layer}"] for layer in range(o.get("given_keys", o["given"])))
-        values = tuple(t[f"value_{layer}"] for layer in range(o["given"]))
-        outputs = []
-        for n in range(o["computed"]):
-            x = t[f"x_{n}"]
-            norm = ops.LayerNormArguments(t[f"norm_weight_{n}"], t[f"norm_bias_{n}"], 1e-6)
-            output, weights, keys, values = ops.base_tokens(
-                x, t[f"query_weight_{n}"], t[f"key_weight_{n}"], t[f"value_weight_{n}"], keys, values, norm,
-                None if o["mask"] is None else o["mask"].to(x.dtype),
-                heads=o["heads"], grid=o["grid"], prefix=o["prefix"], add_prefix=o["add_prefix"],
-            )  # fmt: skip
-            outputs += [output, weights]
-        return (*outputs, *keys, *values)
+        return call(sample)
 
     def best_dtype(self, name):
         return DOUBLE

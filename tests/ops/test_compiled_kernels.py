@@ -2,7 +2,9 @@
 
 import pytest
 import test_base_layer as base_layer
+import test_base_tokens as base_tokens
 import test_light_layer as light_layer
+import test_light_tokens as light_tokens
 import test_residual_end as residual_end
 import torch
 from operation_tester import DOUBLE, copied
@@ -20,6 +22,12 @@ BASE_KINDS = [
     {**THREE, "relu": True},
     {**THREE, "layers": 12, "computed": 2, "skip": False},
 ]
+TOKENS = {**THREE, "shape": (2, 12, (3, 2), 1)}
+TOKEN_KINDS = [
+    TOKENS,
+    {**TOKENS, "layers": 4, "add_prefix": True, "mask": True},  # the first key and value are given
+    {**TOKENS, "shape": (3, 12, (1, 1), 0), "layers": 19, "computed": 2},  # more layers than a kernel reads
+]
 LINK = "interlayer.link.default"  # tensors that enter a graph are linked to its operators
 KINDS = [
     *(
@@ -31,7 +39,17 @@ KINDS = [
         pytest.param(base_layer.TestBaseLayer, kind, marks=[] if i < 1 else pytest.mark.slow)
         for i, kind in enumerate(BASE_KINDS)
     ),
+    *(
+        pytest.param(base_tokens.TestBaseTokens, kind, marks=[] if i < 1 else pytest.mark.slow)
+        for i, kind in enumerate(TOKEN_KINDS)
+    ),
 ]
+STAGES = pytest.mark.parametrize(("module", "kind"), [(base_layer, THREE), (base_tokens, TOKENS)])
+
+
+def operation(module):
+    """The name of the operation that a module tests."""
+    return module.__name__.removeprefix("test_")
 
 
 def operators(graph_module):
@@ -75,12 +93,13 @@ def test_compiled_kernels_compute_the_same(tester, kind):
         )
 
 
-@pytest.mark.parametrize("module", [light_layer, residual_end, base_layer])
+@pytest.mark.parametrize("module", [light_layer, residual_end, base_layer, base_tokens])
 def test_any_batch_size_uses_one_graph(module):
     """Neither the predicate nor the shapes of the results add guards on the batch size."""
     function, found = compiled(lambda *args: module.call(*args)[0])
     for batch in (2, 3, 7):
-        sample = module.make((batch, 36, 5, 3)).map(lambda t: t.to(DOUBLE))
+        shape = (batch, 36, (5, 3), 1) if module is base_tokens else (batch, 36, 5, 3)
+        sample = module.make(shape).map(lambda t: t.to(DOUBLE))
         with backend("reference"):
             expected = module.call(sample.map(copied))[0]
         for name, tensor in sample.tensors.items():
@@ -93,8 +112,18 @@ def test_any_batch_size_uses_one_graph(module):
     assert len([name for name in found[0] if name != LINK]) == 1
 
 
+@STAGES
+def test_compiled_layers_without_a_backward_pass(module, kind):
+    """Keys and values are passed on as they are, without a link for their gradients."""
+    sample = module.make(**kind).map(lambda t: t.to(DOUBLE))
+    function, found = compiled(module.call)
+    with backend("triton"), torch.no_grad():
+        torch.testing.assert_close(function(sample.map(copied)), module.call(sample.map(copied)))
+    assert found == [[f"interlayer.{operation(module)}.default"] * 3]
+
+
 class Layer(torch.nn.Module):
-    """A layer with MRLA, or the end of a block with a state, of which only the map is an input."""
+    """A layer with MRLA, or the end of a block with a state, of which only the map or the tokens are an input."""
 
     def __init__(self, module, **options):
         super().__init__()
@@ -112,7 +141,8 @@ class Layer(torch.nn.Module):
 
 def layers():
     eval_mode = {"training": False}
-    return [Layer(light_layer), Layer(light_layer, **eval_mode), Layer(residual_end), Layer(base_layer)]
+    others = (light_layer, residual_end, base_layer, light_tokens, base_tokens)
+    return [Layer(light_layer, **eval_mode), *map(Layer, others)]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -126,10 +156,11 @@ def test_exported_programs_have_plain_operators(strict):
         assert len(program.graph_module.graph.nodes) > 5
 
 
-def test_other_tracers_see_plain_operators():
+@pytest.mark.parametrize(("module", "options"), [(light_layer, {"training": False}), (base_tokens, {})])
+def test_other_tracers_see_plain_operators(module, options):
     """TorchScript, FLOP counters, tensors without values, and transforms in compiled functions get the reference."""
-    layer = Layer(light_layer, training=False)
-    x = layer.sample.tensors["x"].contiguous(memory_format=torch.channels_last)
+    layer = Layer(module, **options)
+    x = layer.x
     with backend("reference"):
         expected = layer(x)
         tangent = torch.func.jvp(layer, (x,), (x,))[1]
@@ -141,7 +172,7 @@ def test_other_tracers_see_plain_operators():
         with FlopCounterMode(display=False) as counter:
             layer(x)
         assert counter.get_total_flops() > 0
-        meta = Layer(light_layer, training=False)
+        meta = Layer(module, **options)
         meta.sample = meta.sample.map(lambda t: t.to("meta"))
         assert meta(x.to("meta")).shape == x.shape
         torch.testing.assert_close(torch.func.jvp(layer, (x,), (x,))[1], tangent)
@@ -173,12 +204,13 @@ def test_statistics_are_updated_once_if_a_layer_is_recomputed(module):
 class Stage:
     """Three layers with MRLA-base."""
 
-    def __init__(self):
-        self.sample = base_layer.make(**THREE).map(lambda t: t.to(DOUBLE))
+    def __init__(self, module, kind):
+        self.run_layer = module.run_layer
+        self.sample = module.make(**kind).map(lambda t: t.to(DOUBLE))
         self.leaves = [t.requires_grad_() for t in self.sample.tensors.values()]
 
     def run(self, n, memory):
-        output, _, *memory = base_layer.run_layer(self.sample, n, *memory)
+        output, _, *memory = self.run_layer(self.sample, n, *memory)
         return output.square().sum(), memory
 
     def run_by_reference(self, n, memory):
@@ -199,21 +231,23 @@ class Stage:
 
 
 @pytest.mark.slow
-def test_a_compiled_stage_can_have_a_layer_without_kernels():
+@STAGES
+def test_a_compiled_stage_can_have_a_layer_without_kernels(module, kind):
     """Its reference reads the keys and values of operators, and their gradients reach them."""
-    expected, stage = Stage(), Stage()
+    expected, stage = Stage(module, kind), Stage(module, kind)
     with backend("triton"):
         function, found = compiled(lambda: stage.loss(stage.run, stage.run, stage.run_by_reference))
         torch.testing.assert_close(
             stage.results(function()), expected.results(expected.loss(*[expected.run] * 3)), rtol=1e-8, atol=1e-8
         )
-    assert found == [["interlayer.base_layer.default"] * 2]
+    assert found == [[f"interlayer.{operation(module)}.default"] * 2]
 
 
 @pytest.mark.slow
-def test_layers_can_be_compiled_one_by_one():
+@STAGES
+def test_layers_can_be_compiled_one_by_one(module, kind):
     """Keys and values, and their gradients, pass from a compiled layer to one that is not, and back."""
-    expected, stage = Stage(), Stage()
+    expected, stage = Stage(module, kind), Stage(module, kind)
     with backend("triton"):
         first, third = (compiled(stage.run)[0] for _ in range(2))
         torch.testing.assert_close(

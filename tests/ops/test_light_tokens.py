@@ -53,6 +53,21 @@ def make(
     return Sample(tensors, {"heads": heads, "grid": grid, "prefix": prefix, "mask": factor, "add_prefix": add_prefix})
 
 
+def call(sample):
+    t, o = sample.tensors, sample.options
+    norm = ops.LayerNormArguments(t["norm_weight"], t["norm_bias"], 1e-6)
+    memory = None
+    if t["previous_weight"] is not None:
+        memory = ops.LayerNormArguments(t["previous_weight"], t["previous_bias"], 1e-5)
+    mask = o["mask"]
+    result, output, gate = ops.light_tokens(
+        t["x"], t["query_weight"], t["key_weight"], t["value_weight"], t["previous"], t["decay"], norm, memory,
+        None if mask is None else mask.to(t["x"].dtype),
+        heads=o["heads"], grid=o["grid"], prefix=o["prefix"], add_prefix=o["add_prefix"],
+    )  # fmt: skip
+    return (result, output) if gate is None else (result, output, gate)
+
+
 class TestLightTokens(OperationTester):
     operation = ops.light_tokens
     implementations = ("triton",)
@@ -105,18 +120,7 @@ class TestLightTokens(OperationTester):
         return make(**shape)
 
     def call(self, sample):
-        t, o = sample.tensors, sample.options
-        norm = ops.LayerNormArguments(t["norm_weight"], t["norm_bias"], 1e-6)
-        memory = None
-        if t["previous_weight"] is not None:
-            memory = ops.LayerNormArguments(t["previous_weight"], t["previous_bias"], 1e-5)
-        mask = o["mask"]
-        result, output, gate = ops.light_tokens(
-            t["x"], t["query_weight"], t["key_weight"], t["value_weight"], t["previous"], t["decay"], norm, memory,
-            None if mask is None else mask.to(t["x"].dtype),
-            heads=o["heads"], grid=o["grid"], prefix=o["prefix"], add_prefix=o["add_prefix"],
-        )  # fmt: skip
-        return (result, output) if gate is None else (result, output, gate)
+        return call(sample)
 
     def best_dtype(self, name):
         return DOUBLE

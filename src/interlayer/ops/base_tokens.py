@@ -24,6 +24,7 @@ from .dispatch import Operation, triton_implementation
 from .layer_attention import layer_attention
 from .light_layer import channel_projections
 from .light_tokens import LayerNormArguments, layer_norm, tokens_sum, tokens_to_map
+from .linked import Linked, tensors_of
 
 
 def _reference(
@@ -31,8 +32,8 @@ def _reference(
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: Sequence[Tensor] | Linked,
+    values: Sequence[Tensor] | Linked,
     norm: LayerNormArguments,
     mask: Tensor | None = None,
     *,
@@ -44,7 +45,8 @@ def _reference(
     """Computes x', the attention weights, and the keys and values of a stage up to a layer with MRLA-base.
 
     See the module docstring for the equations. Pass the returned keys and values on to the next layer, instead of the
-    given ones: their gradients are then computed layer by layer.
+    given ones: their gradients are then computed layer by layer. In functions compiled by torch.compile they may be
+    `Linked`.
 
     Args:
         x: The tokens that the block returns, [B, P + H W, C].
@@ -65,7 +67,7 @@ def _reference(
     """
     normed = tokens_to_map(layer_norm(x[:, prefix:], norm), grid)
     query, key = channel_projections(normed.mean((2, 3)), query_weight, key_weight)
-    keys = (*keys, key)
+    keys, values = (*tensors_of(keys), key), tensors_of(values)
     output, weights, derived = layer_attention(query, keys, values, (normed,), value_weight, heads=heads)
     return tokens_sum(x, output, norm, mask, prefix, add_prefix), weights, keys, (*values, *derived)
 

@@ -493,15 +493,81 @@ class NothingSaved:
         pass
 
 
-class _Context(NothingSaved):
+class Context(NothingSaved):
     """The context of a pass that a registered operator runs."""
 
-    def __init__(self, differentiated: bool, saved: tuple[Tensor | None, ...] = ()) -> None:
+    def __init__(self, differentiated: bool, saved: tuple[Tensor | None, ...] = (), **attributes: Any) -> None:
         self.needs_input_grad = (differentiated,)
         self.saved_tensors = saved
+        vars(self).update(attributes)
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
+
+
+Memory = tuple[Tensor, ...] | Linked
+
+
+def run_at_once(
+    function: Any, arguments: tuple[Any, ...], earlier: int
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Runs the function of a layer and returns x', p, and the keys and values of all layers."""
+    if torch.is_grad_enabled():
+        references_of_own(arguments[0].device)
+        outputs = function.apply(*arguments)
+    else:
+        outputs = function.forward(NothingSaved(), *arguments)  # autograd takes longer than a small kernel
+    x, weights, *memory = outputs
+    return x, weights, tuple(memory[: earlier + 1]), tuple(memory[earlier + 1 :])
+
+
+def run_in_operator(
+    function: Any, context: Context, arguments: tuple[Any, ...], earlier: int
+) -> tuple[Tensor | None, ...]:
+    """Runs the forward pass of a function in an operator, which may not return the earlier keys and values.
+
+    Returns:
+        x', p, the links of the keys and values so far (see `linked.py`), k and V.
+    """
+    result, weights, *memory = function.forward(context, *arguments)
+    key, value = memory[earlier], memory[-1]
+    return result, weights, *_links(key, value, earlier + 1, any(context.needs_input_grad)), key, value
+
+
+def fake_results(x: Tensor, value: Tensor, earlier: int, heads: int, differentiated: bool) -> tuple[Tensor | None, ...]:
+    """Returns tensors like those of `run_in_operator`, without values, given one like V."""
+    (batch, channels), acc = value.shape[:2], accumulator(x)
+    key = x.new_empty((batch, channels), dtype=acc)
+    weights = x.new_empty((batch, heads, earlier + 1), dtype=acc)
+    return torch.empty_like(x), weights, *_links(key, value, earlier + 1, differentiated), key, value
+
+
+def _links(key: Tensor, value: Tensor, layers: int, differentiated: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the links of the keys and values so far, or None if there is no backward pass."""
+    return (new_link(key, layers), new_link(value, layers)) if differentiated else (None, None)
+
+
+def differentiate_in_operator(
+    function: Any, context: Any, keys: Sequence[Tensor], values: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> tuple[tuple[Any, ...], Tensor | None, Tensor | None]:
+    """Runs the backward pass of a function in an operator.
+
+    Args:
+        function: The function of the layer.
+        context: Its context.
+        keys: The keys of the earlier layers.
+        values: The values of the earlier layers.
+        grads: The gradients of x', p and the links.
+
+    Returns:
+        What the function returns, and the gradients of the links of the keys and values.
+    """
+    earlier = len(keys)
+    context.stacks = key_stack, value_stack = (new_stack(keys), new_stack(values)) if earlier else (None, None)
+    grad, grad_weights, *stacks = grads
+    memory = chain.from_iterable((None,) * (earlier + 1) if stack is None else stack.unbind() for stack in stacks)
+    with torch.no_grad():
+        return function.backward(context, grad, grad_weights, *memory), key_stack, value_stack
 
 
 def _forward(
@@ -543,15 +609,15 @@ def _forward(
     norms: tuple[Any, ...] = (norm_weight, norm_bias, running_mean, running_var, training, momentum, eps)
     if end_weight is not None:
         norms += (end_weight, end_bias, end_running_mean, end_running_var, end_training, end_momentum, end_eps)
-    context = _Context(differentiated)
-    result, weights, *memory = _BaseLayer.forward(
-        context, x, query_weight, key_weight, value_weight, mask, shortcut, source, source_table,
+    context = Context(differentiated)
+    arguments = (
+        x, query_weight, key_weight, value_weight, mask, shortcut, source, source_table,
         heads, relu, end_relu, len(keys), *keys, *values, *norms,
     )  # fmt: skip
+    results = run_in_operator(_BaseLayer, context, arguments, len(keys))
     query, pooled, active, table, end_table = context.saved_tensors[8:13]
-    key, value = memory[len(keys)], memory[-1]
     return (
-        result, weights, *_links(key, value, len(keys) + 1, differentiated), key, value,
+        *results,
         query if differentiated else None, pooled if differentiated else None, active,
         table if differentiated or training else None, end_table if differentiated or end_training else None,
     )  # fmt: skip
@@ -562,29 +628,19 @@ def _fake(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
     end_weight = args[11]
     keys, heads, training, end_training, differentiated = args[17], args[19], args[22], args[25], args[28]
     batch, channels, _, width = x.shape
-    acc, sums, layers = accumulator(x), bound_of_sums(batch, channels, width), len(keys) + 1
+    acc, sums = accumulator(x), bound_of_sums(batch, channels, width)
 
     def table(training: bool) -> Tensor | None:
         return x.new_empty((5 if training else 4, channels), dtype=acc) if differentiated or training else None
 
-    key, value = x.new_empty((batch, channels), dtype=acc), torch.empty_like(x)
     return (
-        torch.empty_like(x),
-        x.new_empty((batch, heads, layers), dtype=acc),
-        *_links(key, value, layers, differentiated),
-        key,
-        value,
-        torch.empty_like(key) if differentiated else None,
+        *fake_results(x, torch.empty_like(x), len(keys), heads, differentiated),
+        x.new_empty((batch, channels), dtype=acc) if differentiated else None,
         kept_sums(x, sums) if differentiated else None,
         kept_sums(x, sums, 2) if differentiated and end_weight is not None else None,
         table(training),
         table(end_training) if end_weight is not None else None,
     )
-
-
-def _links(key: Tensor, value: Tensor, layers: int, differentiated: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the links of the keys and values so far, or None if there is no backward pass."""
-    return (new_link(key, layers), new_link(value, layers)) if differentiated else (None, None)
 
 
 def _backward(
@@ -601,19 +657,11 @@ def _backward(
         x, query_weight, key_weight, value_weight, mask, shortcut, source_table, weights, query, pooled, active, table,
         end_table, norm_weight, end_weight, *keys, key, *values, value,
     )  # fmt: skip
-    context: Any = _Context(True, saved)
-    context.heads, context.relu = heads, relu
-    has_end, earlier = end_weight is not None, len(keys)
-    context.flags = {
-        "END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu
-    }  # fmt: skip
-    context.training = training, has_end and end_training
-    context.stacks = key_stack, value_stack = (new_stack(keys), new_stack(values)) if earlier else (None, None)
-    grad, grad_weights, *stacks = grads
-    memory = chain.from_iterable((None,) * (earlier + 1) if stack is None else stack.unbind() for stack in stacks)
-    with torch.no_grad():
-        found = _BaseLayer.backward(context, grad, grad_weights, *memory)
-    norms = found[12 + 2 * earlier :]
+    has_end = end_weight is not None
+    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu}
+    context = Context(True, saved, heads=heads, relu=relu, flags=flags, training=(training, has_end and end_training))
+    found, key_stack, value_stack = differentiate_in_operator(_BaseLayer, context, keys, values, grads)
+    norms = found[12 + 2 * len(keys) :]
     size = len(BatchNormArguments._fields)
     end_grads = norms[size : size + 4] if has_end else (None,) * 4
     return *found[:8], *norms[:4], *end_grads, key_stack, value_stack
@@ -633,7 +681,7 @@ _layer = DifferentiableOperator(
 )
 
 
-def _examined(tensors: Sequence[Tensor] | Linked) -> Sequence[Tensor]:
+def examined(tensors: Sequence[Tensor] | Linked) -> Sequence[Tensor]:
     """Returns the tensors whose properties are examined. Linked ones are like the last of them."""
     return tensors.tensors[-1:] if isinstance(tensors, Linked) else tensors
 
@@ -652,7 +700,7 @@ def unsupported_reason(
     relu: bool = False,
     end: BlockEnd | None = None,
 ) -> str | None:
-    keys, values = _examined(keys), _examined(values)
+    keys, values = examined(keys), examined(values)
     if is_traced_otherwise(x, *keys, *values):
         return TRACED
     reason = light_unsupported_reason(
@@ -684,7 +732,7 @@ def base_layer(
     heads: int,
     relu: bool = False,
     end: BlockEnd | None = None,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | Linked, tuple[Tensor, ...] | Linked]:
+) -> tuple[Tensor, Tensor, Memory, Memory]:
     source, source_table = (None, None) if end is None or end.source is None else end.source
     maps = (
         x, query_weight, key_weight, value_weight, mask, None if end is None else end.shortcut, source, source_table
@@ -694,15 +742,7 @@ def base_layer(
         return _compiled(maps, keys, values, norm, NO_NORM if end is None else end.norm, options)
     keys, values = tensors_of(keys), tensors_of(values)
     norms = (*norm, *end.norm) if end is not None else (*norm,)
-    arguments = (*maps, *options, len(keys), *keys, *values, *norms)
-    if torch.is_grad_enabled():
-        references_of_own(x.device)
-        outputs = _BaseLayer.apply(*arguments)
-    else:
-        outputs = _BaseLayer.forward(NothingSaved(), *arguments)
-    x, weights, *memory = outputs
-    layers = len(keys) + 1
-    return x, weights, tuple(memory[:layers]), tuple(memory[layers:])
+    return run_at_once(_BaseLayer, (*maps, *options, len(keys), *keys, *values, *norms), len(keys))
 
 
 def _compiled(

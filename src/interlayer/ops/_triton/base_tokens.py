@@ -18,7 +18,8 @@ and the backward pass, for the gradients g of x' and G_s of V_s from later layer
     sums         sums over programs
 
 The only tensor of the size of the tokens that is saved beside x is V_t, which later layers read as well. The gradients
-G_s pass through the backward passes of all layers, as in `base_layer.py`.
+G_s pass through the backward passes of all layers, as in `base_layer.py`, which also describes the operators that are
+registered for torch.compile.
 """
 
 from __future__ import annotations
@@ -33,23 +34,31 @@ from torch import Tensor
 
 from ..autocast import autocast_type
 from ..dispatch import TRACED
+from ..linked import Linked, linked, tensors_of
 from ..once import once_differentiable
 from .base_layer import (
     CHUNK,
-    NothingSaved,
+    Context,
+    Memory,
     add_values,
     bits_of,
     compute_scores,
+    differentiate_in_operator,
+    examined,
+    fake_results,
     folded_constants,
     folded_programs,
     gradient_results,
     gradient_tuples,
     groups_of_layers,
     padded,
+    run_at_once,
+    run_in_operator,
     score_gradients,
     size_of_tuple,
 )
 from .base_layer_gradients import VARYING, values_kernel
+from .batch_norm import accumulator
 from .light_layer_parts import append, load_gate, program_and_channels, three_weights
 from .light_tokens import (
     DTYPES,
@@ -61,8 +70,8 @@ from .light_tokens import (
 )
 from .light_tokens_kernels import add_row, known_pixel, load_row, store_prefix, zeros_of_row
 from .map_shape import either
-from .own_gradients import may_overwrite, references_of_own
-from .runtime import is_traced, run_kernel
+from .own_gradients import may_overwrite
+from .runtime import DifferentiableOperator, is_channels_last, is_traced_otherwise, run_kernel
 
 if TYPE_CHECKING:
     from ..light_tokens import LayerNormArguments
@@ -188,7 +197,7 @@ class _BaseTokens(torch.autograd.Function):
         height: int,
         width: int,
         add_prefix: bool,
-        dtype: torch.dtype,  # of the values
+        dtype: int,  # of the values, an index of DTYPES
         earlier: int,
         *memory: Tensor,  # keys and values of the earlier layers
     ) -> tuple[Tensor, ...]:
@@ -197,7 +206,7 @@ class _BaseTokens(torch.autograd.Function):
         shape, tiles = sizes.shape, sizes.shape.tiles
         statistics, pooled = token_statistics(x, None, gamma, beta, eps, 0.0, sizes)
         query, key, weights = compute_scores(pooled, query_weight, key_weight, keys, heads, shape, sizes.segments[0])
-        value = empty_map(x, height, width, DTYPES.index(dtype))
+        value = empty_map(x, height, width, dtype)
         result = torch.empty_like(x)
         first = max(0, earlier - NEAR)
         far = torch.empty_like(value) if first else None
@@ -214,20 +223,20 @@ class _BaseTokens(torch.autograd.Function):
             FAR=far is not None, LAYERS=bucket, MASKED=mask is not None, ADD_PREFIX=add_prefix,
             **sizes.short_row_constants,
         )  # fmt: skip
-        if any(ctx.needs_input_grad):
-            references_of_own(x.device)
         ctx.save_for_backward(
             x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics,
             *keys, key, *values, value,
         )  # fmt: skip
         ctx.numbers, ctx.device = (heads, height, width, add_prefix), x.device
+        ctx.stacks = None
         ctx.set_materialize_grads(False)
         return result, weights, *keys, key, *values, value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *received: Tensor | None) -> Any:
-        own = may_overwrite(received, ctx.device)
+        own = may_overwrite(received, ctx.device) if ctx.stacks is None else [False] * len(received)
+        key_stack, value_stack = ctx.stacks or (None, None)
         (
             x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics, *memory,
         ) = ctx.saved_tensors  # fmt: skip
@@ -242,7 +251,7 @@ class _BaseTokens(torch.autograd.Function):
         products = torch.empty(
             (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
         )
-        given, results = gradient_results(values, received[2 + layers :], own[2 + layers :])
+        given, results = gradient_results(values, received[2 + layers :], own[2 + layers :], value_stack)
         for first, last in groups_of_layers(layers):
             bucket = size_of_tuple(last - first)
             run_kernel(
@@ -257,7 +266,7 @@ class _BaseTokens(torch.autograd.Function):
             )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
-            sizes.segments[0],
+            len(pooled) // shape.batch, key_stack,
         )  # fmt: skip
         grad_x, _, grad_kernel, norms, _ = input_gradients(
             grad, None, results[-1], grad_pooled, None, x, None, statistics, value_weight, gamma, beta, None, None,
@@ -276,13 +285,87 @@ class _BaseTokens(torch.autograd.Function):
         )
 
 
+def _forward(
+    x: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    mask: Tensor | None,
+    key_link: Tensor | None,
+    value_link: Tensor | None,
+    keys: list[Tensor],
+    values: list[Tensor],
+    eps: float,
+    heads: int,
+    height: int,
+    width: int,
+    add_prefix: bool,
+    dtype: int,
+    differentiated: bool,
+) -> tuple[Tensor | None, ...]:
+    """Returns x', p and the links of the keys and values so far; k, V, q, the sum of n by sample, and the statistics.
+
+    See `linked.py` for the links.
+    """
+    context = Context(differentiated)
+    arguments = (
+        x, query_weight, key_weight, value_weight, gamma, beta, mask, eps, heads, height, width, add_prefix, dtype,
+        len(keys), *keys, *values,
+    )  # fmt: skip
+    results = run_in_operator(_BaseTokens, context, arguments, len(keys))
+    if not differentiated:
+        return *results, None, None, None
+    query, pooled, statistics = context.saved_tensors[8:11]
+    assert pooled is not None
+    # The number of segments depends on the batch size, which may be a symbol to torch.compile.
+    return *results, query, pooled.view(len(x), -1, x.shape[2]).sum(1), statistics
+
+
+def _fake(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+    """Returns tensors like those of `_forward`, without values."""
+    keys, heads, height, width, dtype, differentiated = args[8], *args[11:14], *args[15:]
+    batch, tokens, channels = x.shape
+    results = fake_results(x, empty_map(x, height, width, dtype), len(keys), heads, differentiated)
+    if not differentiated:
+        return *results, None, None, None
+    shapes = (batch, channels), (batch, channels), (batch, 4, tokens)
+    return *results, *(x.new_empty(shape, dtype=accumulator(x)) for shape in shapes)
+
+
+def _backward(
+    arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of the tensors among the arguments of `_forward`."""
+    *tensors, _, _, keys, values, _, heads, height, width, add_prefix, _ = arguments
+    _, weights, _, _, key, value, query, pooled, statistics = results
+    saved = (*tensors, weights, query, pooled, statistics, *keys, key, *values, value)
+    context = Context(True, saved, numbers=(heads, height, width, add_prefix))
+    found, *stacks = differentiate_in_operator(_BaseTokens, context, keys, values, grads)
+    return *found[:7], *stacks
+
+
+_layer = DifferentiableOperator(
+    "base_tokens",
+    _forward,
+    _backward,
+    _fake,
+    outputs=4,
+    results=9,
+    keep=lambda args, results: (None, results[1], None, None, *results[4:]),  # all but x' and the links
+    constant=("mask",),
+    links={"key_link": "keys", "value_link": "values"},
+)
+
+
 def unsupported_reason(
     x: Tensor,
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: Sequence[Tensor] | Linked,
+    values: Sequence[Tensor] | Linked,
     norm: LayerNormArguments,
     mask: Tensor | None = None,
     *,
@@ -292,7 +375,8 @@ def unsupported_reason(
     add_prefix: bool = False,
 ) -> str | None:
     parameters = [query_weight, key_weight, value_weight, mask, norm.weight, norm.bias]
-    if is_traced(x, *parameters, *keys, *values):
+    keys, values = examined(keys), examined(values)
+    if is_traced_otherwise(x, *parameters, *keys, *values):
         return TRACED
     reason = tokens_unsupported_reason(x, query_weight, key_weight, value_weight, parameters, heads, grid, prefix)
     if reason is not None:
@@ -302,7 +386,7 @@ def unsupported_reason(
     dtype = autocast_type(x) or x.dtype
     if any(v.shape != (x.shape[0], x.shape[2], *grid) or v.dtype != dtype for v in values):
         return f"the values must have the shape of the grid and the dtype {dtype}"
-    if any(not v.is_contiguous(memory_format=torch.channels_last) for v in values):
+    if not all(map(is_channels_last, values)):
         return "the values must be channels_last"
     if any(k.shape != (x.shape[0], x.shape[2]) or not k.is_contiguous() for k in keys):
         return "the keys must be contiguous, with one number for each sample and channel"
@@ -314,8 +398,8 @@ def base_tokens(
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: Sequence[Tensor] | Linked,
+    values: Sequence[Tensor] | Linked,
     norm: LayerNormArguments,
     mask: Tensor | None = None,
     *,
@@ -323,15 +407,14 @@ def base_tokens(
     grid: tuple[int, int],
     prefix: int = 0,
     add_prefix: bool = False,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    arguments: tuple[Any, ...] = (
-        x.contiguous(), query_weight, key_weight, value_weight, norm.weight, norm.bias, mask, norm.eps, heads, *grid,
-        add_prefix and prefix > 0, autocast_type(x) or x.dtype, len(keys), *keys, *values,
-    )  # fmt: skip
-    if torch.is_grad_enabled():
-        outputs = _BaseTokens.apply(*arguments)
-    else:
-        outputs = _BaseTokens.forward(NothingSaved(), *arguments)  # autograd takes longer than a small kernel
-    x, weights, *memory = outputs
-    layers = len(keys) + 1
-    return x, weights, tuple(memory[:layers]), tuple(memory[layers:])
+) -> tuple[Tensor, Tensor, Memory, Memory]:
+    tensors = (x.contiguous(), query_weight, key_weight, value_weight, norm.weight, norm.bias, mask)
+    numbers = (norm.eps, heads, *grid, add_prefix and prefix > 0, DTYPES.index(autocast_type(x) or x.dtype))
+    if not torch.compiler.is_compiling():
+        keys, values = tensors_of(keys), tensors_of(values)
+        return run_at_once(_BaseTokens, (*tensors, *numbers, len(keys), *keys, *values), len(keys))
+    keys, values = linked(keys), linked(values)
+    result, weights, key_link, value_link, key, value, *_ = _layer.traced(
+        *tensors, keys.link, values.link, list(keys.tensors), list(values.tensors), *numbers
+    )
+    return result, weights, keys.extended(key, key_link), values.extended(value, value_link)
