@@ -85,7 +85,10 @@ NEAR = 8  # earlier layers whose values the kernel of the attention reads, a pow
 CHUNK = 8  # layers whose values and gradients a thread holds at once
 REGISTERS = 168  # of a thread: three programs of four warps fit a multiprocessor
 LEAST_LAYERS = 4  # of a tuple: fewer sizes are fewer kernels to compile
-FOLD = 4  # neighboring channels of a head that a thread holds
+THREADS = 128  # of a program
+# neighboring channels of a head that a thread holds, and channels of a tile
+ATTENDED_FOLD, ATTENDED_CHANNELS = 4, 64
+VALUES_FOLD, VALUES_CHANNELS = 4, 64
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -158,16 +161,18 @@ def padded(tensors: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
     return (*tensors, *(tensors[0],) * (size - len(tensors)))
 
 
-def folded_constants(shape: MapShape, heads: int) -> dict[str, Any]:
-    """Returns the constants of a kernel that folds the channels."""
-    constants = shape.pixel_constants
-    fold = math.gcd(FOLD, shape.channels // heads)
-    return {
-        "PIXELS": constants["PIXELS"] // 2,
-        "FOLDS": constants["CHANNELS"] // fold,
-        "FOLD": fold,
-        "ACC": constants["ACC"],
-    }
+def folded_constants(shape: MapShape, heads: int, fold: int, channels: int) -> dict[str, Any]:
+    """Returns the constants of a kernel that folds the channels. A thread holds one fold of one pixel at once.
+
+    Args:
+        shape: The sizes of the map.
+        heads: The number of heads.
+        fold: The most channels of a fold.
+        channels: The most channels of a tile.
+    """
+    fold = math.gcd(fold, shape.channels // heads)
+    folds = min(channels, max(16, power_of_2(shape.channels))) // fold
+    return {"PIXELS": max(1, THREADS // folds), "FOLDS": folds, "FOLD": fold, "ACC": TYPES[shape.acc]}
 
 
 class _BaseLayer(torch.autograd.Function):
@@ -254,7 +259,6 @@ class _BaseLayer(torch.autograd.Function):
         shape, heads, flags, relu = MapShape.of(x), ctx.heads, ctx.flags, ctx.relu
         training, end_training = ctx.training
         tiles, rows = shape.tiles, shape.batch * shape.pixels
-        pixels = tiles.rows * shape.width  # of a segment
         grad = torch.zeros_like(x) if received[0] is None else like_map(received[0], x)
 
         output = torch.empty_like(x)
@@ -263,24 +267,10 @@ class _BaseLayer(torch.autograd.Function):
             add_values(grad, values, group, weights, table, mask, output, sums, heads, shape, relu)
         norm_sums = batch_norm.sums_of_splits(sums)
 
-        constants = folded_constants(shape, heads)
-        fold = constants["FOLD"]
-        products = torch.empty(
-            (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
-        )
-        given, results = gradient_results(values, received[2 + layers :], own[2 + layers :], value_stack)
-        for first, last in groups_of_layers(layers, WRITTEN):
-            bucket = size_of_tuple(last - first)
-            run_kernel(
-                values_kernel, folded_programs(shape, constants),
-                grad, output, padded(values[first:last], bucket),
-                *gradient_tuples(given[first:last], results[first:last], bucket),
-                weights, table, norm_sums, either(mask, sums), products,
-                shape.pixels, pixels, tiles.segments, shape.channels, heads, float(rows), last - first, first, layers,
-                bits_of(given[first:last]), 0,
-                NORM=True, MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket,
-                CHUNK=min(CHUNK, bucket), **constants,
-            )  # fmt: skip
+        results, products, fold = value_gradients(
+            grad, values, weights, received[2 + layers :], own[2 + layers :], value_stack, mask, heads, shape,
+            norm=(output, table, norm_sums), relu=relu, training=training,
+        )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
             tiles.segments, key_stack,
@@ -380,7 +370,7 @@ def add_values(
     """Adds the values of a group of layers to `output`, and after the last layer computes `sums` if they are given."""
     first, last = group
     bucket, layers = size_of_tuple(last - first), weights.shape[-1]
-    constants = folded_constants(shape, heads)
+    constants = folded_constants(shape, heads, ATTENDED_FOLD, ATTENDED_CHANNELS)
     assert output is not None
     run_kernel(
         attended_kernel, folded_programs(shape, constants),
@@ -391,6 +381,60 @@ def add_values(
         last - first, first, layers,
         SUMS=sums is not None and last == layers, MASKED=mask is not None, ACTIVATION=relu, LAYERS=bucket, **constants,
     )  # fmt: skip
+
+
+def value_gradients(
+    grad: Tensor,
+    values: Sequence[Tensor],
+    weights: Tensor,
+    received: Sequence[Tensor | None],
+    own: Sequence[bool],
+    stack: Tensor | None,
+    mask: Tensor | None,
+    heads: int,
+    shape: MapShape,
+    *,
+    norm: tuple[Tensor, Tensor, Tensor] | None,
+    relu: bool = False,
+    training: bool = False,
+    prefix: int = 0,
+) -> tuple[list[Tensor], Tensor, int]:
+    """Returns the gradients of all values, the sums of dO V_s by folds of channels, and the channels of a fold.
+
+    Args:
+        grad: The gradient of x'.
+        values: V_s of all layers.
+        weights: p, [B, heads, t].
+        received: The gradients of V_s from later layers.
+        own: Which of them may be overwritten.
+        stack: Where to write the gradients of all layers but the last, or None.
+        mask: m, or None.
+        heads: The number of heads.
+        shape: The sizes of the map.
+        norm: O, and the table and the gradient's sums of its norm, or None if O is not normalized.
+        relu: Whether a ReLU follows the norm.
+        training: Whether the norm is in training.
+        prefix: The number of tokens before the pixels of a sample in `grad`.
+    """
+    constants = folded_constants(shape, heads, VALUES_FOLD, VALUES_CHANNELS)
+    fold, segments, layers = constants["FOLD"], shape.tiles.segments, len(values)
+    sizes = (shape.batch * segments, layers, shape.channels // fold)
+    products = torch.empty(sizes, device=grad.device, dtype=shape.acc)
+    given, results = gradient_results(values, received, own, stack)
+    output, table, sums = norm or (grad, weights, weights)
+    for first, last in groups_of_layers(layers, WRITTEN):
+        bucket = size_of_tuple(last - first)
+        run_kernel(
+            values_kernel, folded_programs(shape, constants),
+            grad, output, padded(values[first:last], bucket),
+            *gradient_tuples(given[first:last], results[first:last], bucket),
+            weights, table, sums, either(mask, weights), products,
+            shape.pixels, shape.segment_pixels, segments, shape.channels, heads, float(shape.batch * shape.pixels),
+            last - first, first, layers, bits_of(given[first:last]), prefix,
+            NORM=norm is not None, MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket,
+            CHUNK=min(CHUNK, bucket), **constants,
+        )  # fmt: skip
+    return results, products, fold
 
 
 def gradient_results(

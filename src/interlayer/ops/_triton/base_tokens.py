@@ -37,27 +37,22 @@ from ..dispatch import TRACED
 from ..linked import Linked, linked, tensors_of
 from ..once import once_differentiable
 from .base_layer import (
-    CHUNK,
     Context,
     Memory,
     add_values,
-    bits_of,
     compute_scores,
     differentiate_in_operator,
     examined,
     fake_results,
-    folded_constants,
-    folded_programs,
-    gradient_results,
-    gradient_tuples,
     groups_of_layers,
     padded,
     run_at_once,
     run_in_operator,
     score_gradients,
     size_of_tuple,
+    value_gradients,
 )
-from .base_layer_gradients import VARYING, values_kernel
+from .base_layer_gradients import VARYING
 from .batch_norm import accumulator
 from .light_layer_parts import append, load_gate, program_and_channels, three_weights
 from .light_tokens import (
@@ -244,26 +239,12 @@ class _BaseTokens(torch.autograd.Function):
         layers = len(memory) // 2
         keys, values = memory[:layers], memory[layers:]
         sizes = Sizes.of(x, None, height, width)
-        shape, tiles = sizes.shape, sizes.shape.tiles
+        shape = sizes.shape
         grad = torch.zeros_like(x) if received[0] is None else received[0].to(x.dtype).contiguous()
-        constants = folded_constants(shape, heads)
-        fold = constants["FOLD"]
-        products = torch.empty(
-            (shape.batch * tiles.segments, layers, shape.channels // fold), device=x.device, dtype=shape.acc
-        )
-        given, results = gradient_results(values, received[2 + layers :], own[2 + layers :], value_stack)
-        for first, last in groups_of_layers(layers):
-            bucket = size_of_tuple(last - first)
-            run_kernel(
-                values_kernel, folded_programs(shape, constants),
-                grad, grad, padded(values[first:last], bucket),
-                *gradient_tuples(given[first:last], results[first:last], bucket),
-                weights, weights, weights, either(mask, weights), products,
-                shape.pixels, shape.segment_pixels, tiles.segments, shape.channels, heads, 1.0, last - first, first,
-                layers, bits_of(given[first:last]), sizes.prefix,
-                NORM=False, MASKED=mask is not None, ACTIVATION=False, TRAINING=False,
-                LAYERS=bucket, CHUNK=min(CHUNK, bucket), **constants,
-            )  # fmt: skip
+        results, products, fold = value_gradients(
+            grad, values, weights, received[2 + layers :], own[2 + layers :], value_stack, mask, heads, shape,
+            norm=None, prefix=sizes.prefix,
+        )  # fmt: skip
         grad_keys, grad_pooled, grad_query, grad_key = score_gradients(
             products, weights, received, own, query, keys, pooled, query_weight, key_weight, heads, fold, shape,
             len(pooled) // shape.batch, key_stack,
