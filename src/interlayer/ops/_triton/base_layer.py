@@ -80,15 +80,15 @@ if TYPE_CHECKING:
     from ..light_layer import BlockEnd
 
 GROUP = 32  # layers whose values a kernel reads in one launch, a power of two
-WRITTEN = 16  # layers for whose values a kernel writes gradients in one launch, a power of two
+WRITTEN = 8  # layers for whose values a kernel writes gradients in one launch, a power of two
 NEAR = 8  # earlier layers whose values the kernel of the attention reads, a power of two
 CHUNK = 8  # layers whose values and gradients a thread holds at once
 REGISTERS = 168  # of a thread: three programs of four warps fit a multiprocessor
 LEAST_LAYERS = 4  # of a tuple: fewer sizes are fewer kernels to compile
 THREADS = 128  # of a program
 # neighboring channels of a head that a thread holds, and channels of a tile
-ATTENDED_FOLD, ATTENDED_CHANNELS = 4, 64
-VALUES_FOLD, VALUES_CHANNELS = 4, 64
+ATTENDED_FOLD, ATTENDED_CHANNELS = 4, 256
+VALUES_FOLD, VALUES_CHANNELS = 8, 512
 
 
 @triton.jit(do_not_specialize=VARYING)

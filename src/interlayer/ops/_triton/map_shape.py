@@ -21,8 +21,9 @@ ELEMENTS = 512  # of a tile: pixels of a row times channels
 WIDEST = 8  # pixels of a row that a program holds at once
 PER_WARP = 128  # elements of a tile
 STAGES = 4  # rows that are loaded ahead
-PIXELS = 16  # that a program holds at once if it has no rows
-END_PIXELS = 32
+PIXEL_CHANNELS = 64  # of a tile of a program that has no rows
+PIXEL_ELEMENTS = 1024  # of such a tile: pixels times channels
+END_ELEMENTS = 2048
 END_STAGES = 3
 FINISH_STAGES = 1
 FINISH_PIXELS = 256  # of a program
@@ -122,12 +123,13 @@ class MapShape:
     @cached_property
     def pixel_constants(self) -> dict[str, Any]:
         """The constants of a kernel for which the pixels of a sample have no order."""
-        channels = min(64, max(16, power_of_2(self.channels)))
-        return {"PIXELS": PIXELS, "CHANNELS": channels, "ACC": TYPES[self.acc]}
+        channels = min(PIXEL_CHANNELS, max(16, power_of_2(self.channels)))
+        return {"PIXELS": PIXEL_ELEMENTS // channels, "CHANNELS": channels, "ACC": TYPES[self.acc]}
 
     @cached_property
     def end_constants(self) -> dict[str, Any]:
-        return {**self.pixel_constants, "PIXELS": END_PIXELS, "STAGES": END_STAGES}
+        channels = self.pixel_constants["CHANNELS"]
+        return {**self.pixel_constants, "PIXELS": END_ELEMENTS // channels, "STAGES": END_STAGES}
 
     @cached_property
     def pixel_programs(self) -> tuple[int]:
