@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from command_line import fails, run
+from command_line import fails, run, run_forked
 
 from interlayer.training.recipe import list_recipes
 from interlayer_cli.completion import recipe_names
@@ -56,7 +56,7 @@ def test_completion_knows_all_recipes():
 
 
 def test_tables_counts_the_starred_figures():
-    result = run("tables", "rest")
+    result = run_forked("tables", "rest")
     assert "6 rows: every figure that should agree does. 6 figures are starred:" in result.stdout
     assert result.stdout.count(" *") - result.stdout.count(" * not reproduced") == 6
     reasons = re.findall(r"^\* (\d+) figures?: \w+", result.stdout, re.MULTILINE)

@@ -9,7 +9,7 @@ import time
 import pytest
 import timm
 import torch
-from command_line import fails, run
+from command_line import fails, run, run_forked
 from PIL import Image
 from safetensors import safe_open
 
@@ -177,7 +177,7 @@ def test_profile():
     assert "unknown weights 'nonsense' of 'resnet18'" in fails("profile", "resnet18.nonsense")
     assert "could not be measured at 7 pixels" in fails("profile", "densenet121", "--image-size", 7)
     models = ("vit_tiny_patch16_224", "vit_tiny_patch16_224+mrla_light:channels_per_head=8")
-    result = run("profile", *models, "--batch-size", 1, "--image-size", 64, "--steps", 1)
+    result = run_forked("profile", *models, "--batch-size", 1, "--image-size", 64, "--steps", 1)
     assert result.returncode == 0, result.stderr
     plain, attached = [line for line in result.stdout.splitlines() if "64 x 64" in line]
     assert "+mrla_light" in attached
@@ -205,7 +205,7 @@ SMALL = [
 
 
 def test_profile_takes_a_mechanism_with_options():
-    result = run("profile", NAMED, "--batch-size", 1, "--image-size", 16, "--steps", 1)
+    result = run_forked("profile", NAMED, "--batch-size", 1, "--image-size", 16, "--steps", 1)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("preresnet20_cifar") >= 2, "the plain backbone is measured too"
     assert "channels_per_head" in result.stdout
@@ -214,9 +214,9 @@ def test_profile_takes_a_mechanism_with_options():
 
 def test_train_and_evaluate_take_a_mechanism_with_options(tmp_path):
     folder = tmp_path / "run"
-    trained = run("train", "--recipe", "digits", "--model", NAMED, "--output", folder, *SMALL)
+    trained = run_forked("train", "--recipe", "digits", "--model", NAMED, "--output", folder, *SMALL)
     assert trained.returncode == 0, trained.stderr
-    result = run("evaluate", folder, "--json")
+    result = run_forked("evaluate", folder, "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["model"] == NAMED
     with safe_open(folder / "weights.safetensors", framework="pt") as file:
@@ -226,7 +226,7 @@ def test_train_and_evaluate_take_a_mechanism_with_options(tmp_path):
 def test_compare_takes_a_mechanism_with_options(tmp_path):
     """A model is compared with the plain backbone in its name."""
     line = ("compare", "--recipe", "digits", "--model", NAMED, "--seeds", "1", *SMALL)
-    result = run(*line, "--output", tmp_path / "runs")
+    result = run_forked(*line, "--output", tmp_path / "runs")
     assert result.returncode == 0, result.stderr
     assert f"{NAMED} against preresnet20_cifar" in " ".join(result.stdout.split())
 
@@ -236,7 +236,7 @@ def test_convert_takes_a_mechanism_with_options(published, tmp_path):
     source, model = published
     target = tmp_path / "converted.safetensors"
     named = "resnet18+mrla_light:channels_per_head=32"
-    result = run("convert", source, target, "--model", named)
+    result = run_forked("convert", source, target, "--model", named)
     assert result.returncode == 0, result.stderr
     assert f"tensors of {named}, reading 'published'" in result.stdout
     other = timm.create_model("resnet18_mrla_light", reading="published", num_classes=4)
@@ -279,7 +279,7 @@ def test_plot_of_scores_says_how_much_the_mechanism_contributes(tmp_path):
 
 def test_profile_remarks_on_images_smaller_than_one_pixel_of_the_last_feature_map():
     """Such a cost says nothing about photographs; once for a backbone and what is attached to it."""
-    result = run("profile", "resnet10t+mrla_light", "--batch-size", 2, "--image-size", 16, "--steps", 1)
+    result = run_forked("profile", "resnet10t+mrla_light", "--batch-size", 2, "--image-size", 16, "--steps", 1)
     assert result.returncode == 0, result.stderr
     assert "interlayer: resnet10t reduces images by a factor of 32: at 16 pixels its last feature map" in result.stderr
     assert result.stderr.count("reduces images") == 1

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import fails, run
+from command_line import fails, run, run_forked
 from digit_images import SMALL
 from run_folders import assert_same_run
 
@@ -35,7 +35,7 @@ def test_a_stopped_run_continues_from_its_folder_alone(recipe, tmp_path):
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert summary["command"] == "interlayer train --cut", "the command that reproduces the run"
     assert "holds no run and no comparison" in fails("resume", tmp_path)
-    again = run("resume", tmp_path / "cut")
+    again = run_forked("resume", tmp_path / "cut")
     assert (again.returncode, "is finished, nothing is left to do" in again.stdout) == (0, True)
 
 
@@ -45,7 +45,7 @@ def test_a_stopped_comparison_continues_from_its_folder_alone(recipe, tmp_path):
     compare(short, models, tmp_path / "whole", seeds=range(2))
     with pytest.raises(Stopped):
         compare(short, models, tmp_path / "cut", seeds=range(2), stop=stopping_after(3), command="interlayer compare x")
-    result = run("resume", tmp_path / "cut")
+    result = run_forked("resume", tmp_path / "cut")
     assert result.returncode == 0, result.stderr
     for model in models:
         for seed in range(2):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import timm
-from command_line import fails, run
+from command_line import fails, run, run_forked
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -99,7 +99,7 @@ def test_a_run_begins_by_saying_what_it_understood(trained):
 
 
 def test_recipes_explains_a_key():
-    said = run("recipes", "freeze_epochs").stdout.splitlines()
+    said = run_forked("recipes", "freeze_epochs").stdout.splitlines()
     assert said[0].startswith("freeze_epochs: epochs at the start")
     assert said[1] == "  number; default 0"
 
@@ -109,7 +109,7 @@ def test_evaluate_says_how_well_and_where_not(trained):
     table = run("evaluate", folder)
     assert table.returncode == 0, table.stderr
     assert "calibration error" in table.stdout
-    scores = json.loads(run("evaluate", folder, "--json").stdout)
+    scores = json.loads(run_forked("evaluate", folder, "--json").stdout)
     summary = json.loads((folder / "summary.json").read_text())
     assert scores["accuracy"] == pytest.approx(summary["test"]["accuracy"])
     assert sum(entry["images"] for entry in scores["classes"]) == scores["images"] == 360
@@ -125,7 +125,7 @@ def test_evaluate_takes_a_plain_folder_whole(trained, tmp_path):
         path = tmp_path / str(digits.target[index]) / f"{index}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray((digits.images[index] * (255 / 16)).astype(np.uint8)).save(path)
-    scores = json.loads(run("evaluate", folder, "--data", tmp_path, "--json").stdout)
+    scores = json.loads(run_forked("evaluate", folder, "--data", tmp_path, "--json").stdout)
     assert scores["images"] == 30
 
 
@@ -140,7 +140,7 @@ def test_evaluate_takes_the_advice_that_it_gives_for_ambiguous_folders(trained, 
     message = fails("evaluate", folder, "--data", tmp_path)
     assert "holds val/ and valid/, which both name the validation split" in message
     assert "data_options.test_split=val" in message
-    result = run("evaluate", folder, "--data", tmp_path, "data_options.test_split=val", "--json")
+    result = run_forked("evaluate", folder, "--data", tmp_path, "data_options.test_split=val", "--json")
     assert json.loads(result.stdout)["images"] == 10, result.stderr
 
 
@@ -150,7 +150,7 @@ def test_the_default_recipe_names_the_recipe_for_fine_tuning(trained, tmp_path):
     assert "finetune" not in first.stdout
     arguments = ["--model", "preresnet20_cifar", "--data", "digits", f"weights={folder / 'weights.safetensors'}"]
     options = [*TINY, "epochs=1", "validation=100"]
-    result = run("train", *arguments, *options, "--output", tmp_path / "run")
+    result = run_forked("train", *arguments, *options, "--output", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     note = "note: the default recipe is for training from scratch, and lr=0.1 can destroy loaded weights; "
     assert f"\n{note}--recipe finetune is for fine-tuning them\n" in result.stdout
@@ -166,7 +166,7 @@ def test_predict_files_and_folders(trained, pictures):
     assert [set(entry) for entry in found[0]["classes"]] == [{"class", "probability"}] * 2
     probabilities = [entry["probability"] for entry in found[0]["classes"]]
     assert probabilities == sorted(probabilities, reverse=True)
-    table = run("predict", folder, more)
+    table = run_forked("predict", folder, more)
     assert table.returncode == 0, table.stderr
     assert table.stdout.count(".png") == 5
 
@@ -178,7 +178,7 @@ def test_predict_names_what_it_cannot_read(trained, pictures, tmp_path):
     assert "bad.jpg cannot be used" in message
     assert message.endswith("or skip such images with --skip-bad"), "the option of predict, not of a recipe"
     assert "no such file" in fails("predict", folder, tmp_path / "none.png")
-    result = run("predict", folder, tmp_path, pictures / "0.png", "--skip-bad", "--json")
+    result = run_forked("predict", folder, tmp_path, pictures / "0.png", "--skip-bad", "--json")
     assert [entry["image"] for entry in json.loads(result.stdout)] == [str(pictures / "0.png")]
     assert "bad.jpg" in result.stderr
 
@@ -191,13 +191,13 @@ def test_a_folder_without_a_run_is_one_sentence(tmp_path):
 def test_a_model_without_a_run_evaluates_and_predicts(pictures, tmp_path):
     network, weights = timm.create_model("test_resnet"), tmp_path / "weights.safetensors"
     safetensors.torch.save_file(network.state_dict(), weights)
-    result = run("predict", "test_resnet", pictures / "0.png", f"weights={weights}", "--json", "--top", "1")
+    result = run_forked("predict", "test_resnet", pictures / "0.png", f"weights={weights}", "--json", "--top", "1")
     (found,) = json.loads(result.stdout)
     assert found["classes"][0]["class"] in ClassNames.imagenet(network).names
     shutil.copytree(pictures, tmp_path / "val" / "n01440764")
     shutil.copytree(pictures, tmp_path / "val" / "tabby cat")
     arguments = ["evaluate", "test_resnet+mrla_light:channels_per_head=8", "--data", tmp_path, "device=cpu"]
-    result = run(*arguments, "--weights", weights)
+    result = run_forked(*arguments, "--weights", weights)
     assert result.returncode == 0, result.stderr
     assert "tench" in result.stdout
     assert "2 of the 1,000 classes have a folder" in result.stderr
@@ -214,10 +214,10 @@ def test_evaluate_reads_the_test_sets_of_imagenet(pictures, tmp_path):
     (tmp_path / "val").mkdir()
     for number in (1, 2, 3):
         shutil.copy(pictures / "0.png", tmp_path / "val" / f"ILSVRC2012_val_{number:08d}.JPEG")
-    real = run(*model, "--data", tmp_path / "val", "--labels", "real", "--json")
+    real = run_forked(*model, "--data", tmp_path / "val", "--labels", "real", "--json")
     assert json.loads(real.stdout)["images"] == 2
     assert "1 of 3 images have no right label and are left out" in real.stderr
-    restricted = run(*model, "--data", tmp_path / "v2", "--restrict")
+    restricted = run_forked(*model, "--data", tmp_path / "v2", "--restrict")
     assert "predictions among 2 of 1,000 classes" in " ".join(restricted.stdout.split())
     assert "2 of the 1,000 classes have a folder" in restricted.stderr
     assert "predictions are restricted to them" in restricted.stderr
@@ -227,7 +227,7 @@ def test_evaluate_reads_the_test_sets_of_imagenet(pictures, tmp_path):
 def test_recipes_are_listed_and_shown():
     listed = run("recipes")
     assert all(name in listed.stdout for name in list_recipes())
-    shown = run("recipes", "rla_cifar")
+    shown = run_forked("recipes", "rla_cifar")
     assert shown.stdout.splitlines()[1].startswith("# interlayer train --recipe rla_cifar")
     assert "did you mean" in fails("recipes", "rla_cifr")
 
@@ -243,13 +243,13 @@ def test_compare_ends_with_a_table_a_verdict_and_a_report(tmp_path):
     assert str(report.relative_to(tmp_path)) in result.stdout
     folder = report.parent
     assert "is not empty" in fails("compare", "--output", folder)
-    again = run("compare", "--seeds", "2", *TINY, "--output", folder, "--resume", cwd=tmp_path)
+    again = run_forked("compare", "--seeds", "2", *TINY, "--output", folder, "--resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "epoch" not in again.stderr, "nothing is trained again"
     light = folder / "preresnet20_cifar+mrla_light" / "seed0"
-    evaluated = run("evaluate", light)
+    evaluated = run_forked("evaluate", light)
     assert "preresnet20_cifar+mrla_light: switched off, " in " ".join(evaluated.stdout.split())
-    drawn = run("plot", "scores", light, "--output", tmp_path / "scores.png")
+    drawn = run_forked("plot", "scores", light, "--output", tmp_path / "scores.png")
     assert "mrla_light changes the outputs of its blocks by " in drawn.stdout, drawn.stderr
     assert "of 64 predictions" in drawn.stdout
     assert (tmp_path / "scores.png").stat().st_size > 5000
