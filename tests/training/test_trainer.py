@@ -519,6 +519,25 @@ def test_a_signal_saves_and_exits_cleanly(small, digit_files, tmp_path, number, 
     assert list((folder / "checkpoints").glob("step_*"))
 
 
+def test_a_comparison_does_not_wait_for_its_workers(small, digit_files, tmp_path):
+    """`kill` and `timeout` send a signal to the main process alone. It must end the workers that load its images."""
+    recipe = small(data=str(digit_files), resident="no", crop="resized", batch_size=2, workers=1, epochs=200)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    command = [sys.executable, "-m", "interlayer", "compare", "--recipe", str(tmp_path / "recipe.yaml"), "--seeds", "1"]
+    command += ["--model", "preresnet20_cifar", "--model", "preresnet20_cifar+eca", "--output", str(tmp_path / "runs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        while "learning rate" not in process.stdout.readline() and process.poll() is None:
+            pass
+        time.sleep(1)  # until workers are loading images
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        timer.cancel()
+        assert process.wait() == 128 + signal.SIGTERM, rest
+    assert "checkpoints are saved" in rest
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["default", "tuned"])
 def test_a_compiled_network_trains_as_the_plain_one(small, tmp_path, how):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..analysis import TaskContribution
 from ..models.checkpoints import write_tensors
 from ..tasks import Collective, Scores, Task
-from .data import EvalBatches
+from .data import EvalBatches, open_batches
 from .files import TrainingError
 from .setup import TrainingSetup
 
@@ -45,15 +45,16 @@ def evaluate_batches(
         contribution: if given, every batch is also run without the mechanisms of the network.
     """
     evaluator, updated = task.evaluator(records=records), False
-    for pixels, targets, places in batches:
-        with torch.no_grad():
-            with autocast():
-                images = normalize(pixels)
-                forward = partial(task.forward, network, images)
-                outputs = forward() if contribution is None else contribution.run(forward, targets, places)
-            evaluator.update(outputs, targets, places)
-        updated = True
-        yield None
+    with open_batches(batches) as loaded:
+        for pixels, targets, places in loaded:
+            with torch.no_grad():
+                with autocast():
+                    images = normalize(pixels)
+                    forward = partial(task.forward, network, images)
+                    outputs = forward() if contribution is None else contribution.run(forward, targets, places)
+                evaluator.update(outputs, targets, places)
+            updated = True
+            yield None
     if not updated:
         raise TrainingError("there is no image to evaluate on")
     scores = evaluator.result(collective or Collective())

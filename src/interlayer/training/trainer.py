@@ -18,7 +18,7 @@ import torch
 from ..analysis import TaskContribution, task_contribution
 from ..tasks import Scores
 from .checkpoint import RunState, restore_run, save_run
-from .data import Data, EvalBatches
+from .data import Data, EvalBatches, open_batches
 from .evaluation import check_finite_loss, evaluate_setup
 from .isolation import isolated
 from .logs import Logs, check_logs, epoch_row
@@ -156,22 +156,22 @@ class TrainingLoop:
             sums.restart(0)
         setup.train()
         self.clock = EpochClock(start, steps, setup.recipe.batch_size)
-        batches = setup.batches.epoch(epoch, start)
-        for step in range(start, steps):
-            setup.set_lr(epoch, step)
-            if setup.update_freeze(epoch, step):
-                self.step.restart()
-            setup.batches.seed(epoch, step)
-            self.step.run(next(batches))
-            ended = step + 1 == steps
-            if every and (epoch * steps + step + 1) % every == 0 and not ended:
-                self._save(epoch, step + 1)
-            if self.stop(step, epoch_ended=ended) and not ended:
-                self._save(epoch, step + 1)
-                raise Stopped(f"stopped at epoch {epoch + 1}, step {step + 1} of {steps}")
-            if ended or sums.must_read(step) or sums.peek().first_bad_step >= 0:
-                self.step.check_loss(epoch)
-            yield self._progress("training", epoch, step + 1)
+        with open_batches(setup.batches.epoch(epoch, start)) as batches:
+            for step in range(start, steps):
+                setup.set_lr(epoch, step)
+                if setup.update_freeze(epoch, step):
+                    self.step.restart()
+                setup.batches.seed(epoch, step)
+                self.step.run(next(batches))
+                ended = step + 1 == steps
+                if every and (epoch * steps + step + 1) % every == 0 and not ended:
+                    self._save(epoch, step + 1)
+                if self.stop(step, epoch_ended=ended) and not ended:
+                    self._save(epoch, step + 1)
+                    raise Stopped(f"stopped at epoch {epoch + 1}, step {step + 1} of {steps}")
+                if ended or sums.must_read(step) or sums.peek().first_bad_step >= 0:
+                    self.step.check_loss(epoch)
+                yield self._progress("training", epoch, step + 1)
 
     def _evaluate_epoch(self, epoch: int) -> Iterator[Progress]:
         setup, state = self.setup, self.state

@@ -1,7 +1,7 @@
 """The data of a run: image sources, transforms, and batches on the device."""
 
 from .augmentation import BatchTransform
-from .base import EvalBatches, TrainBatches
+from .base import EvalBatches, TrainBatches, open_batches
 from .batches import eval_batches, train_batches
 from .class_names import ClassNames
 from .context import LoadingContext, Ranks
@@ -24,6 +24,7 @@ __all__ = [
     "Stream",
     "TrainBatches",
     "eval_batches",
+    "open_batches",
     "open_data",
     "open_data_to_evaluate",
     "train_batches",

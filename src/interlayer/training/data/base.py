@@ -9,8 +9,9 @@ sees the same batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,22 @@ from ..files import TrainingError
 from ..recipe import Recipe
 from .context import LoadingContext, Ranks
 from .seeds import mixed_seed
+
+Item = TypeVar("Item")
+
+
+@contextmanager
+def open_batches(batches: Iterable[Item]) -> Iterator[Iterator[Item]]:
+    """Iterates over batches, and ends the workers that load them when the block is left.
+
+    Without it, the traceback of an exception would keep the workers, for which Python waits when it exits.
+    """
+    iterator = iter(batches)
+    try:
+        yield iterator
+    finally:
+        if isinstance(iterator, Generator):
+            iterator.close()
 
 
 def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
