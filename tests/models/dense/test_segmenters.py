@@ -10,16 +10,12 @@ from interlayer.models import ModelError
 
 
 @pytest.mark.parametrize(
-    ("backbone", "printed"),
-    [
-        ("deit_tiny_cb", 34.1),
-        ("deit_small_cb", 53.5),
-        pytest.param("deit_base_cb", 127.0, marks=pytest.mark.slow),
-    ],
+    ("backbone", "printed"), [("deit_tiny_cb", 34.1), ("deit_small_cb", 53.5), ("deit_base_cb", 127.0)]
 )
 def test_parameters_are_those_that_cb_prints(backbone, printed):
     pytest.importorskip("transformers")
-    model = interlayer.segmenter("upernet", backbone=backbone, num_classes=150)
+    with torch.device("meta"):
+        model = interlayer.segmenter("upernet", backbone=backbone, num_classes=150)
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == printed
 
 
