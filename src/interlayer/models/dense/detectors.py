@@ -1,7 +1,7 @@
 """Faster R-CNN, RetinaNet and Mask R-CNN of torchvision's detection components on the backbones of this library.
 
-The shapes are those of mmdetection, in which MRLA, RLA, ResT and CB train their detectors, and they give the numbers of
-parameters that MRLA prints. Settings of torchvision's components that differ from torchvision's own detectors:
+The shapes are those of mmdetection and give the numbers of parameters that MRLA prints. Settings of torchvision's
+components that differ from torchvision's own detectors:
 
 - RetinaNet's P6 is computed from the last map of the backbone (torchvision's first version: from P5).
 - The box and mask predictors have no output for the background; ``predict_background=True`` has torchvision's.
