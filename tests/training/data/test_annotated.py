@@ -29,6 +29,7 @@ from interlayer.training.files import TrainingError
 
 
 def coco(root, content, bad="fail", **options):
+    pytest.importorskip("faster_coco_eval")
     problems = annotation_problems(bad)
     return read_coco(write_coco(root, content), root / "images", problems, masks=True, **options), problems
 
@@ -73,7 +74,6 @@ def test_text_of_no_counts():
 
 
 def test_coco_gives_boxes_labels_and_masks(tmp_path):
-    pytest.importorskip("faster_coco_eval")
     images, problems = coco(tmp_path, coco_content())
     assert images.classes == ["cat", "dog"]  # in the order of the ids
     assert not problems.found
@@ -122,7 +122,6 @@ BAD_COCO = {
 
 @pytest.mark.parametrize("case", BAD_COCO)
 def test_bad_coco_annotations_fail_or_are_skipped(tmp_path, case):
-    pytest.importorskip("faster_coco_eval")
     content, number, reason = BAD_COCO[case]
     with pytest.raises(TrainingError, match=f"train.json {number}.*{reason}.*data_options.bad=skip"):
         coco(tmp_path, content)

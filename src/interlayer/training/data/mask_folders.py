@@ -22,6 +22,7 @@ from PIL import Image
 from scipy import ndimage
 from torchvision import tv_tensors
 
+from ...tasks.label_maps import IGNORED
 from ..files import TrainingError
 from .annotated import AnnotatedImage, AnnotatedImages, AnnotatedObject, AnnotationError, AnnotationProblems
 from .annotated import with_objects as images_with_objects
@@ -29,7 +30,6 @@ from .images import Images, Problems, open_rgb, unreadable
 from .splits import files_under, is_image
 
 OBJECT = "object"  # the class of instances whose folders name none
-IGNORED = 255  # the label of pixels that neither the loss nor the metrics count
 
 
 @lru_cache(maxsize=2)  # the objects of an image share a file
