@@ -116,6 +116,36 @@ def test_boxes_alone(detections):
     assert not any(name.startswith("mask") for name in metrics)
 
 
+class Ranks(Collective):
+    """Stands for ranks whose values are known."""
+
+    def __init__(self, others):
+        self.others = others
+
+    def gather_objects(self, value):
+        return [value, *self.others]
+
+
+class Captured(Collective):
+    def gather_objects(self, value):
+        self.value = value
+        return [value]
+
+
+@pytest.mark.parametrize("split", [0, 5, 12])
+def test_ranks_with_different_numbers_of_images_are_merged(detections, split):
+    pytest.importorskip("faster_coco_eval")
+    outputs, targets = detections
+    first, second = (AveragePrecisionEvaluator(masks=True) for _ in range(2))
+    first.update(outputs[:split], targets[:split], torch.arange(split))
+    second.update(outputs[split:], targets[split:], torch.arange(split, 12))
+    captured = Captured()
+    second.result(captured)
+    merged, whole = first.result(Ranks([captured.value])), evaluate(outputs, targets, masks=True)
+    assert merged.count == 12
+    assert merged.metrics == pytest.approx(whole.metrics, nan_ok=True)
+
+
 def perfect(count):
     boxes = torch.tensor([[i * 12.0, 0, i * 12 + 10, 10] for i in range(count)])
     labels = torch.zeros(count, dtype=torch.int64)

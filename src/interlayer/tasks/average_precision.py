@@ -39,7 +39,7 @@ class AveragePrecisionEvaluator(Evaluator):
     of the original image, by which COCO defines small (below 32 x 32), medium and large (above 96 x 96) objects. A
     figure for which there are no objects is NaN. The loss is NaN, because detectors in evaluation compute none.
 
-    torchmetrics merges the detections of all ranks itself if torch.distributed is initialized.
+    Ranks may have different numbers of images.
 
     Args:
         masks: whether masks are evaluated besides boxes.
@@ -50,7 +50,7 @@ class AveragePrecisionEvaluator(Evaluator):
 
     def __init__(self, *, masks: bool = False, max_detections: int = MAX_DETECTIONS, threshold: float = 0.5) -> None:
         self.kinds = ("box", "mask") if masks else ("box",)
-        self.threshold, self.count = threshold, 0
+        self.threshold, self.max_detections = threshold, max_detections
         if max_detections <= 10:
             raise TaskError(f"expected max_detections of more than 10, got {max_detections}")
         self.metric = _mean_average_precision([_KINDS[kind] for kind in self.kinds], max_detections)
@@ -60,7 +60,6 @@ class AveragePrecisionEvaluator(Evaluator):
         kept = (places >= 0).tolist()
         found = [self._detection(output) for output, keep in zip(outputs, kept, strict=True) if keep]
         truth = [self._truth(target) for target, keep in zip(targets, kept, strict=True) if keep]
-        self.count += len(found)
         if found:
             self.metric.update(found, truth)
 
@@ -81,12 +80,17 @@ class AveragePrecisionEvaluator(Evaluator):
         return values
 
     def result(self, collective: Collective) -> Scores:
-        device = self.metric.device
-        count = int(collective.sum(torch.tensor(self.count, device=device)))
+        # torchmetrics gathers tensor by tensor, which fails if a rank has fewer images than another
+        ranks = collective.gather_objects({name: getattr(self.metric, name) for name in self.metric._defaults})
+        count = sum(len(rank["groundtruth_labels"]) for rank in ranks)
         names = [f"{kind}_{name}" for kind in self.kinds for name in _VALUES]
         if not count:
             return Scores(dict.fromkeys(["loss", *names], float("nan")), 0)
-        figures = self.metric.compute()
+        merged = _mean_average_precision([_KINDS[kind] for kind in self.kinds], self.max_detections)
+        for name in self.metric._defaults:
+            setattr(merged, name, [entry for rank in ranks for entry in rank[name]])
+        merged._update_count = count  # otherwise it warns that there were no updates
+        figures = merged.compute()
         metrics = {"loss": float("nan")}
         for kind in self.kinds:
             prefix = f"{_KINDS[kind]}_" if len(self.kinds) > 1 else ""
@@ -118,4 +122,5 @@ def _mean_average_precision(kinds: Sequence[str], max_detections: int) -> Any:
         rec_thresholds=np.linspace(0, 1, 101).tolist(),
         max_detection_thresholds=[1, 10, max_detections],
         backend="faster_coco_eval",
+        sync_on_compute=False,
     )
