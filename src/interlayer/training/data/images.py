@@ -53,12 +53,13 @@ class Problems:
         self.allowed, self.skip_option = on_bad_image == "skip", skip_option
         self.found: dict[str, str] = {}
 
-    def add(self, found: dict[str, str], *, only_this_rank: bool = False) -> None:
+    def add(self, found: dict[str, str], *, only_this_rank: bool = False, noun: str = "image") -> None:
         """Records images that cannot be used.
 
         Args:
             found: the reasons, by the names of the images.
             only_this_rank: whether other ranks do not meet the same images, so that this rank must report them.
+            noun: what the names stand for, if not images.
 
         Raises:
             TrainingError: if the recipe does not allow them.
@@ -68,10 +69,11 @@ class Problems:
         if not new:
             return
         first = next(iter(new))
-        count = f"{len(new)} images cannot be used; the first is {first}" if len(new) > 1 else f"{first} cannot be used"
+        count = f"{len(new)} {noun}s cannot be used; the first is {first}"
+        count = count if len(new) > 1 else f"{first} cannot be used"
         if not self.allowed:
             raise TrainingError(
-                f"{count}: {new[first]}; repair or remove it, or skip such images with {self.skip_option}"
+                f"{count}: {new[first]}; repair or remove it, or skip such {noun}s with {self.skip_option}"
             )
         others = list(new)[1:SHOWN]
         also = f" (also {', '.join(others)})" if others else ""

@@ -53,6 +53,10 @@ class EpochSampler(Sampler):
         self.steps, self.images_per_rank = batches.steps, batches.images_per_rank
         self.epoch = self.start = 0
 
+    def order(self) -> Tensor:
+        """Returns the order of the images in the epoch."""
+        return epoch_order(self.count, self.recipe, self.epoch)
+
     def indices(self, step: int, order: Tensor) -> list[tuple[int, int]]:
         first = step * self.recipe.batch_size + self.ranks.rank * self.images_per_rank
         return [
@@ -61,7 +65,7 @@ class EpochSampler(Sampler):
         ]
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = epoch_order(self.count, self.recipe, self.epoch)
+        order = self.order()
         for step in range(self.start, self.steps):
             yield self.indices(step, order)
 
@@ -132,8 +136,7 @@ class LoadedTrainBatches(TrainBatches):
 
     def names(self, epoch: int, step: int) -> list[str]:
         self.sampler.epoch = epoch
-        order = epoch_order(len(self.images), self.recipe, epoch)
-        return [self.images.name(index) for _, index in self.sampler.indices(step, order)]
+        return [self.images.name(index) for _, index in self.sampler.indices(step, self.sampler.order())]
 
 
 class LoadedEvalBatches(EvalBatches):
