@@ -20,10 +20,10 @@ from annotated_files import (
 )
 from torchvision import tv_tensors
 
+from interlayer.tasks.run_lengths import MaskError, RunLengths, counts_of_text
 from interlayer.training.data.annotated import AnnotationError, annotation_problems
 from interlayer.training.data.coco import read_coco
 from interlayer.training.data.mask_folders import IGNORED, LabelMaps, read_instances
-from interlayer.training.data.run_lengths import MaskError, RunLengths, counts_of_text
 from interlayer.training.data.voc import read_voc
 from interlayer.training.files import TrainingError
 
@@ -47,6 +47,7 @@ def test_run_lengths_are_those_of_pycocotools(seed):
         runs = RunLengths.of({"size": encoded["size"], "counts": counts}, *mask.shape)
         assert (runs.decode() == mask).all()
         assert runs.area == mask.sum()
+    assert RunLengths.encode(mask).as_dict() == {"size": encoded["size"], "counts": encoded["counts"].decode()}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,13 @@ def test_run_lengths_are_those_of_pycocotools(seed):
 def test_run_lengths_that_do_not_fit_are_refused(size, counts, message):
     with pytest.raises(MaskError, match=message):
         RunLengths.of({"size": size, "counts": counts}, 4, 3)
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_masks_of_one_value_and_large_counts_are_encoded(value):
+    mask_api = pytest.importorskip("pycocotools.mask")
+    mask = np.full((700, 500), value, dtype=np.uint8)
+    assert RunLengths.encode(mask).as_dict()["counts"] == mask_api.encode(np.asfortranarray(mask))["counts"].decode()
 
 
 def test_text_of_no_counts():

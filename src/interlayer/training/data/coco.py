@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...tasks.run_lengths import MaskError, RunLengths
 from ..files import TrainingError
 from .annotated import (
     AnnotatedImage,
@@ -26,7 +27,6 @@ from .annotated import (
     with_objects,
 )
 from .images import Problems
-from .run_lengths import MaskError, RunLengths
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,19 @@ class RunLengths:
             )
         return cls(tuple(counts), height, width)
 
+    @classmethod
+    def encode(cls, mask: np.ndarray) -> RunLengths:
+        """Returns the run lengths of a mask, booleans [H, W]."""
+        height, width = mask.shape
+        pixels = mask.astype(bool).T.ravel()
+        edges = np.flatnonzero(pixels[1:] != pixels[:-1]) + 1
+        counts = np.diff([0, *edges.tolist(), pixels.size]).tolist()
+        return cls((0, *counts) if pixels.size and pixels[0] else tuple(counts), height, width)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns COCO's {size, counts} with compressed counts, as JSON-serializable values."""
+        return {"size": [self.height, self.width], "counts": text_of_counts(self.counts)}
+
     @property
     def area(self) -> int:
         """The number of pixels of the object."""
@@ -90,3 +103,17 @@ def counts_of_text(text: str | bytes) -> list[int]:
     if any(count < 0 for count in counts):
         raise MaskError("its RLE does not fit: it has a negative count")
     return counts
+
+
+def text_of_counts(counts: Sequence[int]) -> str:
+    """Returns counts as COCO's compressed text, which `counts_of_text` reads."""
+    codes: list[int] = []
+    for index, count in enumerate(counts):
+        value = count - counts[index - 2] if index > 2 else count
+        more = True
+        while more:
+            group = value & 0x1F
+            value >>= 5
+            more = value != (-1 if group & 0x10 else 0)  # the rest is more than the sign
+            codes.append(48 + group + (0x20 if more else 0))
+    return bytes(codes).decode("ascii")
