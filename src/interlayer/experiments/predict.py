@@ -11,7 +11,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ..training import Progress, TrainingError
 from ..training.data import LoadingContext, Problems, Ranks
-from ..training.data.images import FileImages
+from ..training.data.images import EncodedImage, FileImages
 from ..training.data.splits import files_under, is_image
 from ..training.data.workers import LoadedEvalBatches
 from .trained import LoadedNetwork
@@ -37,7 +37,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 def predict(
     trained: LoadedNetwork,
-    files: Sequence[Path],
+    files: Sequence[Path | EncodedImage],
     *,
     top: int = 3,
     on_bad_image: str = "fail",
@@ -48,7 +48,7 @@ def predict(
 
     Args:
         trained: the network.
-        files: the image files.
+        files: the image files, or their contents.
         top: the number of answers per image, if the task ranks several.
         on_bad_image: whether files that are not images raise an error ("fail") or are skipped ("skip").
         skip_option: the option that skips such files, for the message of an error.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .label_maps import IGNORED
 from .run_lengths import RunLengths
+from .show import MIN_SCORE, Table
 from .task import TaskError
 
 MASK_THRESHOLD = 0.5  # the probability from which a pixel belongs to a mask
@@ -104,6 +105,24 @@ def label_map_of(description: Mapping[str, Any], classes: Sequence[str]) -> np.n
 
 def _decode(mask: Mapping[str, Any]) -> np.ndarray:
     return RunLengths.of(mask, *mask["size"]).decode()
+
+
+def detection_table(found: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Table:
+    """Returns the numbers of objects of each class in images, from what `describe_detections` returned."""
+    rows = []
+    for entry in found:
+        kept = [item["class"] for item in entry["objects"] if item["score"] >= MIN_SCORE]
+        rows.append([entry["image"], str(len(kept)), ", ".join(f"{k} {kept.count(k)}" for k in classes if k in kept)])
+    return Table("", ["image", "objects", "classes"], rows, f"objects with a score of at least {MIN_SCORE:g}")
+
+
+def label_map_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns the shares of the classes in the pixels of images, from what `describe_label_map` returned."""
+    rows = [
+        [entry["image"], ", ".join(f"{item['class']} {item['share']:.1%}" for item in entry["classes"])]
+        for entry in found
+    ]
+    return Table("", ["image", "classes of the pixels"], rows)
 
 
 # COCO

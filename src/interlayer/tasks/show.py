@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 from PIL import Image
 from torch import Tensor
 
+MIN_SCORE = 0.5  # of the objects in pictures and tables, unless another score is given
+
 
 class ImageSource(Protocol):
     """Images that can be opened one by one."""

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from ..models.build import build_network
 from .evaluator import Evaluator, Scores
 from .metric import Metric
-from .show import FinishedRun, ImageSource, Section, Table
+from .show import MIN_SCORE, FinishedRun, ImageSource, Section, Table
 
 NETWORK_KEYS = (  # the values of a recipe that are passed to `build_network`
     "pretrained", "image_size", "drop_rate", "drop_path_rate", "model_options", "attach_options", "weights",
@@ -41,12 +42,14 @@ class Task(ABC):
         headline: the metric that chooses the best epoch and that comparisons report; one of `eval_metrics`.
         train_metrics: the named scalars of the loss, logged as ``train_NAME`` next to ``train_loss``.
         eval_metrics: the metrics of an evaluation, logged as ``eval_NAME`` next to ``eval_loss``.
+        draws: whether predictions are places in an image, which `draw` shows and `coco_results` lists.
     """
 
     name: ClassVar[str]
     headline: ClassVar[Metric]
     train_metrics: ClassVar[tuple[Metric, ...]] = ()
     eval_metrics: tuple[Metric, ...]
+    draws: ClassVar[bool] = False
 
     def __init__(self, values: Mapping[str, Any], classes: Sequence[str]) -> None:
         self.values, self.classes = values, list(classes)
@@ -149,6 +152,28 @@ class Task(ABC):
     def show_predictions(self, found: Sequence[Mapping[str, Any]]) -> Table:
         """Returns predictions as a table. Each prediction has the additional entry ``image``."""
         raise TaskError(f"task={self.name} does not describe predictions of single images")
+
+    def draw(self, image: Image.Image, prediction: Mapping[str, Any], *, min_score: float = MIN_SCORE) -> Image.Image:
+        """Draws the prediction for an image on it.
+
+        Args:
+            image: the image, in its original size.
+            prediction: one of `predictions`.
+            min_score: objects of a lower score are left out.
+        """
+        raise TaskError(f"task={self.name} draws no predictions: leave the output folder out")
+
+    def coco_results(
+        self, prediction: Mapping[str, Any], image_id: int, categories: Mapping[str, int]
+    ) -> list[dict[str, Any]]:
+        """Returns the prediction for an image as entries of a COCO results file.
+
+        Args:
+            prediction: one of `predictions`.
+            image_id: the id of the image.
+            categories: the ids of the classes, by name.
+        """
+        raise TaskError(f"task={self.name} has no COCO results: leave the output folder out")
 
     def details(self, scores: Scores) -> dict[str, Any]:
         """Returns further results of an evaluation with records, as JSON-serializable values."""

@@ -6,6 +6,7 @@ skipped silently: each problem is recorded by name, and stops the run unless the
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -131,10 +132,21 @@ class ArrayImages(Images):
         return Image.fromarray(self.pixels[index])
 
 
+@dataclass(frozen=True)
+class EncodedImage:
+    """The contents of an image file that was not read from a folder, such as from standard input."""
+
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class FileImages(Images):
     """Image files without labels."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path | EncodedImage]) -> None:
         super().__init__(np.zeros(len(files), dtype=np.int64), [])
         self.files = list(files)
 
@@ -142,7 +154,8 @@ class FileImages(Images):
         return str(self.files[index])
 
     def open(self, index: int) -> Image.Image:
-        return open_rgb(self.files[index])
+        file = self.files[index]
+        return open_rgb(io.BytesIO(file.content) if isinstance(file, EncodedImage) else file)
 
 
 class Subset(Images):
