@@ -14,7 +14,7 @@ from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, PercentForma
 from ..analysis import Contribution, contribution, layer_scores, plot_layer_scores
 from ..experiments import TrainedNetwork, some_test_images
 from ..hosts import attached_mechanisms
-from ..tasks import Matrix, Task
+from ..tasks import Matrix, Plot, Task
 from ..training.data import Images
 from ..training.logs import read_metrics
 from ..training.summary import read_summary
@@ -201,13 +201,34 @@ def confusion(matrix: Matrix) -> Shown:
     axes.grid(which="minor", color="#e6eaf0", linewidth=0.8)
     axes.tick_params(which="both", length=0)
     for row, column in zip(*counts.nonzero(), strict=True):
-        share, count = shares[row, column], f"{int(counts[row, column]):,}"
+        share, count = shares[row, column], _short(int(counts[row, column]))
         text = f"{count}\n{share:.0%}" if size <= 12 else count
         ink = "white" if share > 0.55 else "#1d2430"
         axes.text(column, row, text, ha="center", va="center", fontsize=8 if size <= 12 else 7, color=ink)
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, format=PercentFormatter(1.0))
     bar.set_label(f"share of the {matrix.rows}", fontsize=9)
     return Shown(f"Confusion matrix of {size} classes", svg(figure))
+
+
+def _short(count: int) -> str:
+    """Formats a count so that it fits into a cell: 123,456 or 12.3M."""
+    return f"{count:,}" if count < 1_000_000 else f"{count / 1_000_000:.1f}M"
+
+
+def plot(content: Plot) -> Shown:
+    """Plots lines whose axes go from 0 to 1."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for index, line in enumerate(content.lines):
+        axes.plot(line.x, line.y, color=line.color or colour(index), linewidth=1.7, label=line.name)
+    axes.set_xlim(0, 1.01)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel(content.x)
+    axes.set_ylabel(content.y)
+    axes.grid(alpha=0.25)
+    if content.lines:
+        axes.legend(loc="lower left", fontsize=8.5)
+    return Shown(content.title, svg(figure))
 
 
 def attention(

@@ -19,7 +19,7 @@ from ..training.data import Images, open_data
 from ..training.files import write_text
 from ..training.recipe import read_recipe
 from ..training.summary import read_contribution
-from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, curves
+from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, curves, plot
 from .rendering import render, sentence_case
 
 
@@ -46,6 +46,11 @@ class Report:
     def matrices(self) -> list[Shown | None]:
         """The figure of each section's matrix, or None."""
         return [None if section.matrix is None else confusion(section.matrix) for section in self.sections]
+
+    @cached_property
+    def plots(self) -> list[Shown | None]:
+        """The figure of each section's plot, or None."""
+        return [None if section.plot is None else plot(section.plot) for section in self.sections]
 
 
 def write_comparison_report(comparison: Comparison) -> Path:

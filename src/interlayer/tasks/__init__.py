@@ -8,7 +8,7 @@ from typing import Any
 from .classification import Classification
 from .evaluator import Collective, Evaluator, MeanEvaluator, Scores
 from .metric import Metric
-from .show import FinishedRun, ImageSource, Matrix, Picture, Section, Span, Table
+from .show import FinishedRun, ImageSource, Line, Matrix, Picture, Plot, Section, Span, Table
 from .task import Task, TaskError
 
 TASKS: dict[str, type[Task]] = {Classification.name: Classification}
@@ -44,10 +44,12 @@ __all__ = [
     "Evaluator",
     "FinishedRun",
     "ImageSource",
+    "Line",
     "Matrix",
     "MeanEvaluator",
     "Metric",
     "Picture",
+    "Plot",
     "Scores",
     "Section",
     "Span",

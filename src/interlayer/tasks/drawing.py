@@ -24,8 +24,11 @@ from .label_maps import IGNORED
 
 Color = tuple[int, int, int]
 Area = tuple[float, float, float, float]  # left, top, right, bottom
+REPORT_SIDES = (480, 360)  # pixels of the longer side of a picture in a report: of two side by side, and of more
+NOT_COUNTED = "not counted"  # the name of ignored pixels
 SMALLEST = 480  # pixels of the longer side of a picture
 MOST_COVERED = 0.25  # share of a box that a text may cover
+DRAWN_TOGETHER = 2**26  # pixels of the masks that are drawn at once, which limits the memory
 TEXT_SHARE = 36  # the longer side of a picture divided by the height of its text
 IGNORED_COLOR = (128, 128, 128)
 PALETTE: tuple[Color, ...] = (
@@ -42,6 +45,16 @@ def class_color(label: int) -> Color:
     hue, index = (label * 0.61803) % 1, label - len(PALETTE)
     rgb = colorsys.hsv_to_rgb(hue, (0.9, 0.55, 0.75)[index % 3], (0.9, 1.0, 0.6)[index % 3])
     return tuple(round(255 * value) for value in rgb)  # type: ignore[return-value]
+
+
+def hex_color(label: int) -> str:
+    """Returns the color of a class, or that of ignored pixels, as #RRGGBB."""
+    return "#{:02x}{:02x}{:02x}".format(*(IGNORED_COLOR if label == IGNORED else class_color(label)))
+
+
+def swatches(classes: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the names and the colors of classes for the legend of a report."""
+    return [(name, hex_color(label)) for label, name in enumerate(classes)]
 
 
 def draw_detections(
@@ -118,7 +131,7 @@ def draw_label_map(
         if shares[label]
     ]
     if shares[IGNORED]:
-        entries.append((IGNORED_COLOR, f"not counted {_percent(shares[IGNORED])}"))
+        entries.append((IGNORED_COLOR, f"{NOT_COUNTED} {_percent(shares[IGNORED])}"))
     return with_legend(picture, entries, legend=legend)
 
 
@@ -184,13 +197,28 @@ def _font_of_size(size: int) -> ImageFont.FreeTypeFont:
 
 def _with_masks(picture: Image.Image, masks: Tensor, colors: Sequence[Color]) -> Image.Image:
     """Fills masks [N, H, W] with transparent color and outlines each, so that neighbors of a class are told apart."""
-    height, width = picture.height, picture.width
-    scaled = F.interpolate(masks[:, None].to(torch.uint8), size=(height, width), mode="nearest-exact")[:, 0].bool()
+    pixels, size = pil_to_tensor(picture), (picture.height, picture.width)
     line = max(1, max(picture.size) // 480)
-    # a pixel is inside if all its neighbors belong to the mask: the minimum as a maximum of the complement
-    outside = F.max_pool2d((~scaled)[:, None].float(), 2 * line + 1, stride=1, padding=line)[:, 0] > 0
-    pixels = draw_segmentation_masks(pil_to_tensor(picture), scaled, alpha=0.35, colors=list(colors))
-    return to_pil_image(draw_segmentation_masks(pixels, scaled & outside, alpha=1.0, colors=list(colors)))
+    chunk = max(1, DRAWN_TOGETHER // (picture.height * picture.width))
+    for start in range(0, len(masks), chunk):
+        few = masks[start : start + chunk, None].to(torch.uint8)
+        scaled = F.interpolate(few, size=size, mode="nearest-exact")[:, 0].bool()
+        few_colors = list(colors[start : start + chunk])
+        pixels = draw_segmentation_masks(pixels, scaled, alpha=0.35, colors=few_colors)
+        pixels = draw_segmentation_masks(pixels, scaled & ~_eroded(scaled, line), alpha=1.0, colors=few_colors)
+    return to_pil_image(pixels)
+
+
+def _eroded(masks: Tensor, pixels: int) -> Tensor:
+    """Returns masks [N, H, W] without the pixels at their edges. Those at the edge of the image stay."""
+    for _ in range(pixels):
+        inside = masks.clone()
+        inside[:, 1:] &= masks[:, :-1]
+        inside[:, :-1] &= masks[:, 1:]
+        inside[:, :, 1:] &= masks[:, :, :-1]
+        inside[:, :, :-1] &= masks[:, :, 1:]
+        masks = inside
+    return masks
 
 
 def _with_boxes(picture: Image.Image, boxes: Tensor, colors: Sequence[Color], *, thin: bool) -> Image.Image:
