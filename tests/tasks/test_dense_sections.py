@@ -151,7 +151,7 @@ def test_a_run_of_label_maps_shows_pictures_the_worst_and_the_confusion():
     run = FinishedRun("net", {}, label_maps(4))
     beside, worst, confusion = label_map_run_sections(run, Maps(), CLASSES)
     assert [len(row) for row in beside.rows] == [3] * 6
-    assert text_of(worst.rows[0][0]) == "7.png"
+    assert text_of(worst.rows[0][1]) == "truth, 7.png"
     assert text_of(worst.rows[0][2]) == "predicted: mIoU 34.0%"
     assert confusion.matrix.counts == [[1000, 10], [24, 900]]
     assert beside.swatches[-1][0] == "not counted"
@@ -163,7 +163,8 @@ def test_a_run_of_label_maps_shows_pictures_the_worst_and_the_confusion():
 def test_a_comparison_of_label_maps_has_the_iou_of_each_class():
     runs = [FinishedRun("first", {}, label_maps(4)), FinishedRun("second", {}, label_maps(0))]
     differ, ious, *confusions = label_map_comparison_sections(runs, Maps(), CLASSES)
-    assert len(differ.rows[0]) == 4
+    assert len(differ.rows[0]) == 3
+    assert label_map_comparison_sections([runs[0], runs[0]], Maps(), CLASSES)[0].rows == []
     assert ious.tables[0].columns[2:] == ["first", "second"]
     assert ious.tables[0].rows[0][2] == f"{1000 / 1034:.1%}"
     assert [section.title for section in confusions] == [

@@ -142,8 +142,8 @@ def detection_comparison_sections(
         better, worse = int((gains > 0).sum()), int((gains < 0).sum())
         text = (
             f"With the first seed, {names[1]} has a higher F1 than {names[0]} on {better:,} of {len(gains):,} test "
-            f"images and a lower one on {worse:,}. The images on which they differ most; detections are shown from the "
-            f"score of the highest F1 ({', '.join(f'{entry.min_score:.2f}' for entry in recorded)})."
+            f"images and a lower one on {worse:,}. Detections are shown from the score of the highest F1 "
+            f"({', '.join(f'{entry.min_score:.2f}' for entry in recorded)})."
         )
         shown = [position for position in order[:SHOWN_ROWS] if gains[position]]
         sections.append(_rows("Where they differ most", text, shown, recorded, images, places))

@@ -45,9 +45,10 @@ def label_map_comparison_sections(
         better, worse = int((gains > 0).sum()), int((gains < 0).sum())
         text = (
             f"With the first seed, {runs[1].model} has a higher mean IoU than {runs[0].model} on {better:,} of "
-            f"{len(gains):,} test images and a lower one on {worse:,}. The images on which they differ most:"
+            f"{len(gains):,} test images and a lower one on {worse:,}."
         )
-        shown = np.argsort(-np.abs(gains), kind="stable")[:SHOWN_ROWS].tolist()
+        order = np.argsort(-np.abs(gains), kind="stable")[:SHOWN_ROWS].tolist()
+        shown = [position for position in order if gains[position]]
         sections.append(_rows("Where they differ most", text, shown, runs, images, classes))
     if all("confusion" in run.records for run in runs):
         sections.append(_ious(runs, classes))
@@ -79,19 +80,19 @@ def _rows(
     images: ImageSource,
     classes: Sequence[str],
 ) -> Section:
-    """Returns a section with the image, the true label map and the prediction of each network."""
+    """Returns a section with the true label map and the prediction of each network. A single one has the image, too."""
     several = len(runs) > 1
     places = runs[0].records["places"].tolist()
-    rows, side = [], REPORT_SIDES[1]
+    rows = []
     for position in positions:
         place = places[position]
         image, truth, name = images.open(place), images.target(place), images.name(place)
-        photograph = image.copy()
-        photograph.thumbnail((side, side), Image.Resampling.LANCZOS)
-        pictures = [
-            Picture(photograph, name, [[Span(Path(name).name)]]),
-            Picture(_drawn(image, truth, classes), f"True classes of {name}", [[Span("truth", "strong")]]),
-        ]
+        line = [Span("truth", "strong"), Span(f", {Path(name).name}")]
+        pictures = [Picture(_drawn(image, truth, classes), f"True classes of {name}", [line])]
+        if not several:
+            photograph = image.copy()
+            photograph.thumbnail((REPORT_SIDES[1], REPORT_SIDES[1]), Image.Resampling.LANCZOS)
+            pictures.insert(0, Picture(photograph, name, [[Span("image")]]))
         for index, run in enumerate(runs):
             labels = without_padding(run.records["prediction"][position])
             quality = float(run.records["quality"][position])
