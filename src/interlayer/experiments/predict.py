@@ -61,9 +61,9 @@ def predict(
     context = LoadingContext(trained.recipe, trained.task, trained.transform, Ranks(), trained.device, problems)
     workers = min(trained.recipe.workers, len(files) // BATCH_SIZE)
     found: dict[int, dict[str, Any]] = {}
-    for pixels, _, places in LoadedEvalBatches(images, BATCH_SIZE, context, workers=workers):
+    for pixels, targets, places in LoadedEvalBatches(images, BATCH_SIZE, context, workers=workers):
         with torch.no_grad():
-            outputs = trained.task.forward(trained.network, trained.batch_transform.normalize(pixels))
+            outputs = trained.task.forward(trained.network, trained.batch_transform.normalize(pixels), targets)
         described = trained.task.predictions(outputs, top)
         for place, description in zip(places.tolist(), described, strict=True):
             if place >= 0:  # the last batch is padded

@@ -79,6 +79,7 @@ class LabelMapEvaluator(Evaluator):
 
     Attributes:
         counts: the confusion matrix of all pixels of this rank, or of all ranks after `result`.
+        image_counts: the confusion matrices of single images, if there are records.
     """
 
     def __init__(self, classes: int, *, ignored: int = IGNORED, records: bool = False) -> None:
@@ -87,6 +88,7 @@ class LabelMapEvaluator(Evaluator):
         self.totals: Tensor | None = None  # [sum of losses of pixels, number of images], float64
         self.places: list[Tensor] = []
         self.scores: list[Tensor] = []
+        self.image_counts: list[Tensor] = []
 
     def update(self, outputs: Tensor, targets: Tensor | Sequence[Tensor], places: Tensor) -> None:
         for logits, labels, place in zip(outputs, targets, places, strict=True):
@@ -106,6 +108,7 @@ class LabelMapEvaluator(Evaluator):
             hits = counts.diagonal().sum() / counts.sum()
             self.places.append(place)
             self.scores.append(torch.stack([class_scores(counts)[0].nanmean(), hits.double()]))
+            self.image_counts.append(counts)
 
     def result(self, collective: Collective) -> Scores:
         assert self.counts is not None, "update was never called"
