@@ -32,7 +32,7 @@ class BrightSpots(Task):
     def evaluator(self, *, records=False):
         return SpotEvaluator(records=records)
 
-    def predictions(self, outputs, top):
+    def predictions(self, outputs, top, targets=None):
         return [describe_detections(self.spot(pixels), self.classes) for pixels in outputs]
 
     def spot(self, pixels):

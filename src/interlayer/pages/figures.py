@@ -84,14 +84,14 @@ class Curve:
     Args:
         title: the title of the figure.
         trained: the column for the training images; None if there is none.
-        evaluated: the column for the held-out images.
+        evaluated: the column for the held-out images; None if there is none.
         log: whether the vertical axis is logarithmic.
         percent: whether the values are fractions, which are shown as percentages.
     """
 
     title: str
     trained: str | None
-    evaluated: str
+    evaluated: str | None
     log: bool = False
     percent: bool = False
 
@@ -103,7 +103,7 @@ def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
         task: the task of the runs.
         runs: the folders of the runs of each network, by the name of the network.
     """
-    wanted = [Curve("Loss", "train_loss", "eval_loss", log=True)]
+    wanted = [Curve("Loss", "train_loss", "eval_loss" if task.evaluates_loss else None, log=True)]
     for metric in dict.fromkeys((task.headline, *task.train_metrics)):
         trained = f"train_{metric.name}" if metric in task.train_metrics else None
         if metric in task.eval_metrics:
@@ -252,7 +252,7 @@ def _attention(folder: Path, record: Contribution | None, images: Images) -> lis
         return []
     pixels = some_test_images(trained, images, read_summary(folder)["bad_images"])
     try:
-        stages = layer_scores(trained.network, pixels)
+        stages = layer_scores(trained.task.backbone(trained.network), pixels)
     except ValueError:  # a variant of the mechanism without scores
         return []
     model = trained.recipe.model

@@ -91,11 +91,12 @@ def write_run_report(folder: Path) -> Path:
         "Result",
         [
             "", *(f"test {metric.title}" if metric == task.headline else metric.title for metric in metrics),
-            "test loss", "images", "epoch tested", "training time",
+            *(["test loss"] if "loss" in test else []), "images", "epoch tested", "training time",
         ],
         [[
-            recipe.model, *(metric.format(test[metric.name]) for metric in metrics), f"{test['loss']:.4f}",
-            f"{test['images']:,}", f"{summary['chosen_epoch']} ({summary['chosen_by']})",
+            recipe.model, *(metric.format(test[metric.name]) for metric in metrics),
+            *([f"{test['loss']:.4f}"] if "loss" in test else []), f"{test['images']:,}",
+            f"{summary['chosen_epoch']} ({summary['chosen_by']})",
             _duration(summary["seconds"]),
         ]],
     )  # fmt: skip

@@ -67,9 +67,9 @@ class AveragePrecisionEvaluator(Evaluator):
         values = {key: _plain(output[key]) for key in ("boxes", "labels", "scores")}
         values["boxes"], values["scores"] = values["boxes"].float(), values["scores"].float()
         if "mask" in self.kinds:
-            masks = _plain(output["masks"])
-            masks = masks.squeeze(1) if masks.dim() == 4 else masks
-            values["masks"] = masks if masks.dtype == torch.bool else masks >= self.threshold
+            masks = output["masks"].squeeze(1) if output["masks"].dim() == 4 else output["masks"]
+            # compared on the device, because booleans are a quarter of the bytes to copy
+            values["masks"] = _plain(masks if masks.dtype == torch.bool else masks >= self.threshold)
         return values
 
     def _truth(self, target: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from .detection_records import unpack_masks
 from .drawing import REPORT_SIDES, draw_detections, hex_color, swatches
 from .matching import RECALLS, Matches, f1_of
 from .show import SHOWN_ROWS, FinishedRun, ImageSource, Line, Picture, Plot, Section, Span, Table, spread
@@ -93,10 +94,9 @@ class RecordedDetections:
 
 def whole_masks(bits: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
     """Returns recorded masks, packed bits [K, 98] of 28 x 28 pixels inside boxes [K, 4], as booleans [K, H, W]."""
-    masks = np.unpackbits(bits.numpy(), axis=-1)
-    side = round(masks.shape[-1] ** 0.5)
+    masks = unpack_masks(bits).numpy().astype(np.uint8)
     whole = torch.zeros(len(bits), height, width, dtype=torch.bool)
-    for index, (mask, box) in enumerate(zip(masks.reshape(-1, side, side), boxes.round().int().tolist(), strict=True)):
+    for index, (mask, box) in enumerate(zip(masks, boxes.round().int().tolist(), strict=True)):
         left, top, right, bottom = max(0, box[0]), max(0, box[1]), min(width, box[2]), min(height, box[3])
         if right > left and bottom > top:
             size = box[2] - box[0], box[3] - box[1]

@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from .drawing import NOT_COUNTED, REPORT_SIDES, draw_label_map, hex_color, swatches
-from .label_maps import IGNORED, class_scores, label_map_section
+from .label_maps import IGNORED, label_map_section
 from .show import SHOWN_ROWS, FinishedRun, ImageSource, Picture, Section, Span, Table, spread
 
 
 def label_map_run_sections(run: FinishedRun, images: ImageSource | None, classes: Sequence[str]) -> list[Section]:
-    """Returns the sections of a run: predictions beside the truth, the worst images, the confusion of classes."""
+    """Returns the sections of a run: predictions beside the truth, the worst images, IoU and confusion of classes."""
     sections: list[Section] = []
     if images is not None and len(run.records.get("prediction", ())):
         quality = run.records["quality"].float().nan_to_num(1).numpy()
@@ -29,9 +29,7 @@ def label_map_run_sections(run: FinishedRun, images: ImageSource | None, classes
         worst = np.argsort(quality, kind="stable")[:SHOWN_ROWS].tolist()
         text = f"Those of the lowest mean IoU of {len(quality):,} test images."
         sections.append(_rows("Worst images", text, worst, [run], images, classes))
-    if "confusion" in run.records:
-        sections.append(label_map_section(run.records["confusion"], classes))
-    return sections
+    return [*sections, *_classes([run], classes)]
 
 
 def label_map_comparison_sections(
@@ -50,26 +48,28 @@ def label_map_comparison_sections(
         order = np.argsort(-np.abs(gains), kind="stable")[:SHOWN_ROWS].tolist()
         shown = [position for position in order if gains[position]]
         sections.append(_rows("Where they differ most", text, shown, runs, images, classes))
-    if all("confusion" in run.records for run in runs):
-        sections.append(_ious(runs, classes))
-        sections += [
-            label_map_section(run.records["confusion"], classes, title=f"Confusion of {run.model}, first seed")
-            for run in runs
-        ]
-    return sections
+    return [*sections, *_classes(runs, classes)]
 
 
-def _ious(runs: Sequence[FinishedRun], classes: Sequence[str]) -> Section:
-    """Returns the IoU of each class by each network."""
-    ious = [class_scores(run.records["confusion"])[0] for run in runs]
-    pixels = runs[0].records["confusion"].sum(dim=1)
-    shares = (pixels / pixels.sum().clamp_min(1)).tolist()
+def _classes(runs: Sequence[FinishedRun], classes: Sequence[str]) -> list[Section]:
+    """Returns the IoU of each class by each network and, if the classes are few, their confusion."""
+    if not all(len(run.records.get("class_pixels", ())) for run in runs):
+        return []
+    title, seed = ("Confusion", "") if len(runs) == 1 else ("Confusion of {}, first seed", ", first seed")
+    pixels = [run.records["class_pixels"].sum(dim=0).double() for run in runs]
+    ious = [(hits / (truth + predicted - hits)).tolist() for hits, truth, predicted in pixels]
+    shares = (pixels[0][1] / pixels[0][1].sum().clamp_min(1)).tolist()
     rows = [
-        [name, f"{shares[label]:.1%}", *("" if iou[label].isnan() else f"{iou[label]:.1%}" for iou in ious)]
+        [name, f"{shares[label]:.1%}", *("" if iou[label] != iou[label] else f"{iou[label]:.1%}" for iou in ious)]
         for label, name in enumerate(classes)
     ]
     columns = ["class", "share of the pixels", *(run.model for run in runs)]
-    return Section("IoU of the classes", "On the test images, first seed.", tables=[Table("", columns, rows)])
+    table = Section("IoU of the classes", f"On all test images{seed}.", tables=[Table("", columns, rows)])
+    return [table] + [
+        label_map_section(run.records["confusion"].sum(dim=0), classes, title=title.format(run.model))
+        for run in runs
+        if "confusion" in run.records
+    ]
 
 
 def _rows(

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .confusion import MATRIX_CLASSES, SHOWN_PAIRS
 from .evaluator import Collective, Evaluator, Scores
 from .metric import Metric
-from .show import Matrix, Section, Table
+from .show import Matrix, Section
 
 IGNORED = 255  # the label of pixels that are not counted
 LABEL_MAP_METRICS = (
@@ -64,26 +63,9 @@ def class_scores(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def label_map_section(counts: Tensor, classes: Sequence[str], *, title: str = "Confusion") -> Section:
-    """Returns the confusion matrix of pixels for a report or, for many classes, the most frequent confusions."""
-    if len(classes) > MATRIX_CLASSES:
-        return _frequent_confusions(counts, classes, title)
+    """Returns the confusion matrix of pixels for a report."""
     text = "The number of pixels of each class by the predicted class, and their share of the true class."
     return Section(title, text, matrix=Matrix(list(classes), counts.tolist(), "true class", "predicted class"))
-
-
-def _frequent_confusions(counts: Tensor, classes: Sequence[str], title: str) -> Section:
-    totals = counts.sum(dim=1)
-    wrong = counts - torch.diag(counts.diagonal())
-    best = wrong.flatten().topk(SHOWN_PAIRS)
-    rows = [
-        [classes[place // len(classes)], classes[place % len(classes)], f"{number:,}",
-         f"{number / int(totals[place // len(classes)]):.1%}"]
-        for number, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        if number
-    ]  # fmt: skip
-    share = float(wrong.sum() / counts.sum().clamp_min(1))
-    text = f"{share:.1%} of the pixels are taken for another of the {len(classes):,} classes. The most frequent pairs:"
-    return Section(title, text, tables=[Table("", ["true class", "taken for", "pixels", "share of the class"], rows)])
 
 
 class LabelMapEvaluator(Evaluator):
@@ -97,6 +79,7 @@ class LabelMapEvaluator(Evaluator):
 
     Attributes:
         counts: the confusion matrix of all pixels of this rank, or of all ranks after `result`.
+        image_counts: the confusion matrices of single images, if there are records.
     """
 
     def __init__(self, classes: int, *, ignored: int = IGNORED, records: bool = False) -> None:
@@ -105,6 +88,7 @@ class LabelMapEvaluator(Evaluator):
         self.totals: Tensor | None = None  # [sum of losses of pixels, number of images], float64
         self.places: list[Tensor] = []
         self.scores: list[Tensor] = []
+        self.image_counts: list[Tensor] = []
 
     def update(self, outputs: Tensor, targets: Tensor | Sequence[Tensor], places: Tensor) -> None:
         for logits, labels, place in zip(outputs, targets, places, strict=True):
@@ -124,6 +108,7 @@ class LabelMapEvaluator(Evaluator):
             hits = counts.diagonal().sum() / counts.sum()
             self.places.append(place)
             self.scores.append(torch.stack([class_scores(counts)[0].nanmean(), hits.double()]))
+            self.image_counts.append(counts)
 
     def result(self, collective: Collective) -> Scores:
         assert self.counts is not None, "update was never called"

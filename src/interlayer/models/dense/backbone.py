@@ -66,6 +66,11 @@ class FeatureMaps(nn.Module):
                 for parameter in norm.parameters():
                     parameter.requires_grad_(False)
 
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """timm's configuration of the network: the mean and std of its images, among others."""
+        return getattr(self.network, "pretrained_cfg", None) or {}  # type: ignore[return-value]
+
     def forward(self, images: Tensor) -> list[Tensor]:
         network: Any = self.network
         if self.reads_list:

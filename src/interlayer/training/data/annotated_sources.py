@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...tasks import task_class
 from ..files import TrainingError
+from ..recipe import Recipe
 from ..wording import listing
 from .annotated import AnnotatedImages, annotation_problems
 from .coco import read_coco
@@ -27,9 +29,64 @@ from .mask_folders import IGNORED, LabelMaps, read_instances
 from .splits import folders_in, split_of
 from .voc import read_voc
 
+EVALUATED = ("test", "validation", "train")  # the split that is evaluated: the first that exists
 OBJECT_OPTIONS = ("bad", "masks")
 LABEL_MAP_OPTIONS = ("bad", "classes", "ignore")
 Reader = Callable[..., AnnotatedImages]
+
+
+def open_annotated(recipe: Recipe) -> Data:
+    """Opens the data of a recipe whose task has boxes, masks or label maps."""
+    root, annotations = Path(recipe.data).expanduser(), task_class(recipe.task).annotations
+    if annotations == "label_maps":
+        return open_label_maps(root, recipe.data_options)
+    data = open_objects(root, {"masks": annotations == "masks", **recipe.data_options})
+    for images in (data.train, data.validation, data.test):
+        _with_masks(root, images, annotations == "masks")
+    return data
+
+
+def open_annotated_to_evaluate(recipe: Recipe, classes: Sequence[str], split: str | None) -> Data:
+    """Opens the images on which a network is evaluated, as the test split.
+
+    Args:
+        recipe: names the data and its task.
+        classes: the classes of the network.
+        split: train, validation or test; if None, the first that exists of test, validation and train.
+    """
+    root, annotations, options = (
+        Path(recipe.data).expanduser(),
+        task_class(recipe.task).annotations,
+        recipe.data_options,
+    )
+    labeled = annotations == "label_maps"
+    _check(root, options, LABEL_MAP_OPTIONS if labeled else OBJECT_OPTIONS)
+    problems = annotation_problems(str(options.get("bad", "fail")))
+    splits: Mapping[str, Any] = _image_folders(root) if labeled else _readers(root, masks=annotations == "masks")
+    chosen = split or next((name for name in EVALUATED if name in splits), None)
+    if chosen is None or chosen not in splits:
+        raise TrainingError(f"{root} has no {chosen or 'annotated'} split: it holds {listing(list(splits)) or 'none'}")
+    images: Images
+    if labeled:
+        folder = splits[chosen]
+        images = LabelMaps(folder, root / "masks" / folder.name, classes, problems, ignore=_ignored(options))
+    else:
+        images = splits[chosen](problems, classes=list(classes), crowds=True, keep_empty=True)
+        _with_masks(root, images, annotations == "masks")
+    notes = [] if split else [f"evaluating the {chosen} split of {root}"]
+    return Data(images, None, images, list(classes), problems, notes)
+
+
+def _with_masks(root: Path, images: Any, wanted: bool) -> None:
+    """Raises if there are no masks but they are wanted. Masks that are not wanted are not read."""
+    if images is not None and wanted and not images.has_masks:
+        raise TrainingError(f"{root} has boxes without masks: task=instances needs masks, task=detect does not")
+    if images is not None:
+        images.has_masks = wanted
+
+
+def _readers(root: Path, *, masks: bool) -> dict[str, Reader]:
+    return _voc(root) or _coco(root, masks=masks) or _instances(root)
 
 
 def open_objects(root: Path, options: Mapping[str, Any]) -> Data:
@@ -43,7 +100,7 @@ def open_objects(root: Path, options: Mapping[str, Any]) -> Data:
     """
     _check(root, options, OBJECT_OPTIONS)
     problems = annotation_problems(str(options.get("bad", "fail")))
-    readers = _voc(root) or _coco(root, masks=bool(options.get("masks", False))) or _instances(root)
+    readers = _readers(root, masks=bool(options.get("masks", False)))
     if not readers:
         raise TrainingError(
             f"{root} holds no annotated images: expected ImageSets/Main/train.txt (Pascal VOC), train.json or "
@@ -67,10 +124,7 @@ def open_label_maps(root: Path, options: Mapping[str, Any]) -> Data:
     """
     _check(root, options, LABEL_MAP_OPTIONS)
     problems = annotation_problems(str(options.get("bad", "fail")))
-    classes, ignore = _class_names(root, options.get("classes")), options.get("ignore", IGNORED)
-    ignored = [int(number) for number in (ignore if isinstance(ignore, Sequence) else [ignore])]
-    if not all(0 <= number < 2**16 for number in ignored):
-        raise TrainingError(f"data_options.ignore={ignore}: expected numbers of pixels from 0 to {2**16 - 1}")
+    classes, ignored = _class_names(root, options.get("classes")), _ignored(options)
     folders = _image_folders(root)
     _training(root, folders)
     splits = {
@@ -78,6 +132,15 @@ def open_label_maps(root: Path, options: Mapping[str, Any]) -> Data:
         for split, folder in folders.items()
     }
     return _data(root, splits.pop("train"), splits, problems)
+
+
+def _ignored(options: Mapping[str, Any]) -> list[int]:
+    """Returns the numbers of pixels that are not counted."""
+    ignore = options.get("ignore", IGNORED)
+    ignored = [int(number) for number in (ignore if isinstance(ignore, Sequence) else [ignore])]
+    if not all(0 <= number < 2**16 for number in ignored):
+        raise TrainingError(f"data_options.ignore={ignore}: expected numbers of pixels from 0 to {2**16 - 1}")
+    return ignored
 
 
 def _check(root: Path, options: Mapping[str, Any], valid: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import TrainBatches, epoch_order
-from .workers import EpochSampler
+from .base import TrainBatches
+from .sampling import EpochSampler
 
 
 def grouped_order(order: Tensor, groups: Tensor, batch_size: int) -> Tensor:
@@ -48,5 +48,5 @@ class AspectRatioSampler(EpochSampler):
         super().__init__(len(aspect_ratios), batches)
         self.groups = (aspect_ratios >= 1).long()
 
-    def order(self) -> Tensor:
-        return grouped_order(epoch_order(self.count, self.recipe, self.epoch), self.groups, self.recipe.batch_size)
+    def order(self, number: int) -> Tensor:
+        return grouped_order(super().order(number), self.groups, self.recipe.batch_size)

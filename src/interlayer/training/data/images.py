@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
 
 from ..files import TrainingError
 
@@ -105,6 +107,11 @@ class Images(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def aspect_ratios(self) -> Tensor | None:
+        """The width of each image divided by its height, [N], if batches are to have similar ones; otherwise None."""
+        return None
+
     @abstractmethod
     def name(self, index: int) -> str:
         """Returns a name that identifies the image to a user."""
@@ -164,6 +171,11 @@ class Subset(Images):
     def __init__(self, images: Images, indices: Sequence[int] | np.ndarray) -> None:
         self.images, self.indices = images, np.asarray(indices, dtype=np.int64)
         super().__init__(images.labels[self.indices], images.classes)
+
+    @property
+    def aspect_ratios(self) -> Tensor | None:
+        ratios = self.images.aspect_ratios
+        return None if ratios is None else ratios[torch.from_numpy(self.indices)]
 
     def name(self, index: int) -> str:
         return self.images.name(int(self.indices[index]))

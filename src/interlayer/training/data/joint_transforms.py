@@ -17,7 +17,10 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from ...tasks import Task
+from ...tasks.label_maps import IGNORED
 from ..keys import RecipeError
+from ..recipe import Recipe
 from .annotated import AnnotationError
 from .images import Images, Unusable, unreadable
 from .seeds import temporary_seed
@@ -39,6 +42,8 @@ class JointTransform:
         flip: probability of a horizontal flip.
         vertical_flip: probability of a vertical flip.
         mask_fill: the value of masks where a crop is padded: 0 for instances, the ignored label for label maps.
+        windows: whether images to be cropped are resized by `short_sides` instead of `scale_jitter`.
+        color_jitter: strength of random changes of brightness, contrast and saturation.
     """
 
     short_sides: Sequence[int] = (SHORT_SIDE,)
@@ -48,29 +53,51 @@ class JointTransform:
     flip: float = 0.5
     vertical_flip: float = 0.0
     mask_fill: int = 0
+    windows: bool = False
+    color_jitter: float = 0.0
+
+    @classmethod
+    def of(cls, recipe: Recipe, task: Task) -> JointTransform:
+        """Returns the transform of a recipe for the annotations of its task."""
+        low, high = recipe.shorter_side
+        return cls(
+            range(low, high + 1),
+            recipe.longer_side,
+            None if recipe.crop == "none" else recipe.image_size,
+            (recipe.scale_jitter[0], recipe.scale_jitter[1]),
+            recipe.flip,
+            recipe.vertical_flip,
+            IGNORED if task.annotations == "label_maps" else 0,
+            recipe.crop == "scaled",
+            recipe.color_jitter,
+        )
 
     def __post_init__(self) -> None:
         low, high = self.scale_jitter
         if not 0 < low <= high:
             raise RecipeError(f"expected a scale jitter of two increasing positive numbers, got {self.scale_jitter}")
-        if not self.short_sides or min(self.short_sides) < 1 or max(self.short_sides) >= self.long_side:
+        if not self.short_sides or min(self.short_sides) < 1 or max(self.short_sides) > self.long_side:
             raise RecipeError(
-                f"expected positive short sides less than long_side={self.long_side}, got {list(self.short_sides)}"
+                f"expected positive short sides of at most long_side={self.long_side}, got {list(self.short_sides)}"
             )
 
     def training(self) -> nn.Module:
         """Returns the transform of (image, target), in which the target is a dictionary with boxes, or a label map."""
         flips = [v2.RandomHorizontalFlip(self.flip), v2.RandomVerticalFlip(self.vertical_flip)]
-        return v2.Compose([*self._resize(), *flips, DropLostObjects()])
+        return v2.Compose([*self._resize(), *flips, *self._colors(), DropLostObjects()])
+
+    def _colors(self) -> list[nn.Module]:
+        strength = self.color_jitter
+        return [v2.ColorJitter(strength, strength, strength)] if strength else []
 
     def _resize(self) -> list[nn.Module]:
+        sides = v2.RandomShortestSize(list(self.short_sides), max_size=self.long_side, antialias=True)
         if self.crop is None:
-            sizes = [v2.Resize(side, max_size=self.long_side, antialias=True) for side in self.short_sides]
-            return [v2.RandomChoice(sizes)]
+            return [sides]
         size = self.crop, self.crop
         fill = {tv_tensors.Image: 0, tv_tensors.Mask: self.mask_fill}
         jitter = v2.ScaleJitter(size, scale_range=self.scale_jitter, antialias=True)
-        return [jitter, v2.RandomCrop(size, pad_if_needed=True, fill=fill)]
+        return [sides if self.windows else jitter, v2.RandomCrop(size, pad_if_needed=True, fill=fill)]
 
 
 class DropLostObjects(nn.Module):

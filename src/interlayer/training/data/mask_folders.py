@@ -207,10 +207,14 @@ class LabelMaps(Images):
         if not self.files:
             raise TrainingError(f"{images_folder} has no image that can be used")
         super().__init__(np.zeros(len(self.files), dtype=np.int64), classes)
-        self.aspect_ratios = torch.tensor(sizes)
+        self.ratios = torch.tensor(sizes)
         self.label_of = np.full(2**16, -1, dtype=np.int64)  # the label of each number of a pixel
         self.label_of[: len(classes)] = np.arange(len(classes))
         self.label_of[list(ignore)] = IGNORED
+
+    @property
+    def aspect_ratios(self) -> torch.Tensor:
+        return self.ratios
 
     def name(self, index: int) -> str:
         return str(self.files[index][0])
