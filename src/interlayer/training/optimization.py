@@ -106,6 +106,8 @@ def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int)
         step_on_epochs=by_epoch,
         updates_per_epoch=steps,
     )
+    if recipe.schedule == "multistep" and not by_epoch:
+        scheduler.decay_t = [milestone * steps + 1 for milestone in recipe.milestones]  # not one step earlier
     if recipe.warmup_schedule == "constant":
         scheduler.warmup_steps = [0.0] * len(scheduler.base_values)  # what timm adds to warmup_lr in each step
     return scheduler
