@@ -1,5 +1,7 @@
 """Runs of detection, instance and semantic segmentation are reported and predict, from the command to the pictures."""
 
+import base64
+import dataclasses
 import json
 
 import pytest
@@ -9,7 +11,9 @@ from typer.testing import CliRunner
 
 from interlayer.experiments import compare
 from interlayer.pages import write_comparison_report, write_run_report
-from interlayer.training import train
+from interlayer.pages.figures import curves
+from interlayer.tasks import Detection
+from interlayer.training import load_recipe, train
 
 SECTIONS = {
     "detect": ["Predictions beside the truth", "Worst images", "Precision and recall"],
@@ -76,6 +80,24 @@ def test_a_run_is_reported_and_predicts(task, data, tmp_path):
             assert max(picture.size) >= 480 > max(original.size)
 
 
+def test_curves_of_any_headline_metric_have_the_interval_over_seeds(tmp_path):
+    """The shaded interval needs three seeds."""
+    task = Detection(dataclasses.asdict(load_recipe("finetune_detection")), ["cell"])
+    folders = []
+    for seed in range(3):
+        folders.append(tmp_path / str(seed))
+        folders[-1].mkdir()
+        rows = [f"{epoch},{1 / epoch},{0.1 * epoch + 0.01 * seed}" for epoch in (1, 2, 3)]
+        (folders[-1] / "metrics.csv").write_text("\n".join(["epoch,train_loss,eval_box_ap", *rows]) + "\n")
+
+    def figure(runs):
+        (shown,) = [figure for figure in curves(task, {"net": runs}) if figure.alt == "Box AP over epochs"]
+        return base64.b64decode(shown.source.partition(",")[2]).decode()
+
+    assert "FillBetweenPolyCollection" in figure(folders)
+    assert "FillBetweenPolyCollection" not in figure(folders[:2])
+
+
 @pytest.mark.slow
 def test_a_comparison_is_reported(data, tmp_path):
     recipe = small_recipe("segment", data["segment"])
@@ -83,4 +105,4 @@ def test_a_comparison_is_reported(data, tmp_path):
     page = write_comparison_report(comparison).read_text()
     for title in ("Where they differ most", "IoU of the classes", "Confusion of resnet10t, first seed"):
         assert f"<h2>{title}</h2>" in page
-    assert 'alt="MIoU over epochs"' in page
+    assert 'alt="mIoU over epochs"' in page

@@ -13,6 +13,7 @@ from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, PercentForma
 
 from ..analysis import Contribution, contribution, layer_scores, plot_layer_scores
 from ..experiments import TrainedNetwork, some_test_images
+from ..experiments.statistics import interval_half_width
 from ..hosts import attached_mechanisms
 from ..tasks import Matrix, Plot, Task
 from ..training.data import Images
@@ -20,6 +21,7 @@ from ..training.logs import read_metrics
 from ..training.summary import read_summary
 from .rendering import colour, sentence_case, svg
 
+SEEDS_OF_BANDS = 3  # minimum number of seeds for the interval of a curve: that of two is far too wide
 LONGEST_NAME = 24  # number of letters of a class name in a confusion matrix
 
 
@@ -114,6 +116,7 @@ def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
 def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
     figure = Figure(figsize=(5.4, 3.7), layout="constrained")
     axes = figure.subplots()
+    bands: list[tuple[int, list[float], np.ndarray, np.ndarray]] = []
     for index, (model, folders) in enumerate(runs.items()):
         histories = [read_metrics(folder) for folder in folders]
         epochs = [row["epoch"] for row in histories[0]]
@@ -127,6 +130,13 @@ def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
             marker = "o" if len(epochs) == 1 else None
             label = f"{model}, {images}"
             axes.plot(epochs, means, style, color=colour(index), linewidth=1.9, label=label, marker=marker)
+            if key == curve.evaluated and len(histories) >= SEEDS_OF_BANDS and not curve.log:
+                widths = [interval_half_width([rows[i][key] for rows in histories]) for i in range(len(epochs))]
+                bands.append((index, epochs, np.array(means), np.array(widths)))
+    limits = axes.get_ylim()
+    for index, epochs, middle, half in bands:
+        axes.fill_between(epochs, middle - half, middle + half, color=colour(index), alpha=0.15, linewidth=0)
+    axes.set_ylim(limits)  # an interval of few seeds can be far wider than the curves
     axes.set_xlabel("epoch")
     axes.set_title(curve.title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

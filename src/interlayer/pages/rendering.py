@@ -54,8 +54,8 @@ def jpeg(image: Image.Image) -> str:
 
 
 def sentence_case(text: str) -> str:
-    """Capitalizes the first letter."""
-    return text[:1].upper() + text[1:]
+    """Capitalizes the first letter, unless the second one is a capital, as in mIoU."""
+    return text if text[1:2].isupper() else text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:

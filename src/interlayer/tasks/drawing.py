@@ -126,12 +126,12 @@ def draw_label_map(
     picture = Image.blend(picture, Image.fromarray(colors[scaled]), opacity)
     shares = np.bincount(numbers.ravel(), minlength=256) / numbers.size
     entries = [
-        (class_color(label), f"{classes[label]} {_percent(shares[label])}")
+        (class_color(label), f"{classes[label]} ({_percent(shares[label])})")
         for label in np.argsort(-shares[: len(classes)], kind="stable").tolist()
         if shares[label]
     ]
     if shares[IGNORED]:
-        entries.append((IGNORED_COLOR, f"{NOT_COUNTED} {_percent(shares[IGNORED])}"))
+        entries.append((IGNORED_COLOR, f"{NOT_COUNTED} ({_percent(shares[IGNORED])})"))
     return with_legend(picture, entries, legend=legend)
 
 
