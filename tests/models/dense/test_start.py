@@ -68,7 +68,10 @@ DENSE = [("faster_rcnn", 1), ("mask_rcnn", 1), ("retinanet", 0), ("upernet", Non
 def test_a_step_in_bfloat16_and_channels_last(name, first_label):
     torch.manual_seed(0)
     backbone = "resnet18+mrla_light:channels_per_head=16"
-    images = torch.rand(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    # On a CPU, torch 2.11 to 2.15 do not write the gradient of those pixels of a convolution in bfloat16 that only see
+    # padding, as in the last levels of RetinaNet on small images.
+    size = 256 if name == "retinanet" else 64
+    images = torch.rand(2, 3, size, size).contiguous(memory_format=torch.channels_last)
     if first_label is None:
         if name == "upernet":
             pytest.importorskip("transformers", reason="transformers is not installed")
@@ -86,16 +89,17 @@ def test_a_step_in_bfloat16_and_channels_last(name, first_label):
         if first_label is None:
             outputs = model(images)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            labels = torch.randint(3, (2, 64, 64))
+            labels = torch.randint(3, (2, size, size))
             loss = sum(torch.nn.functional.cross_entropy(x.float(), labels) for x in outputs)
         else:
-            masks = torch.zeros(1, 64, 64, dtype=torch.uint8)
+            masks = torch.zeros(1, size, size, dtype=torch.uint8)
             masks[:, 6:44, 4:40] = 1
             boxes = torch.tensor([[4.0, 6.0, 40.0, 44.0]])
             target = {"boxes": boxes, "labels": torch.tensor([first_label]), "masks": masks}
             loss = sum(model(list(images), [target, target]).values())
     loss.backward()
     assert loss.isfinite()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+    trained = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert [name for name, grad in trained.items() if grad is None or not grad.isfinite().all()] == []
     assert {dtype for dtype, _ in layouts} == {torch.bfloat16}
     assert not any(contiguous for _, contiguous in layouts)
