@@ -79,13 +79,13 @@ MRLA_MASKS: list[Masks] = [
     ("+ MRLA-light", "_mrla_light", (41.2, 62.3, 45.1, 37.1, 59.1, 39.6), (42.8, 63.6, 46.5, 38.4, 60.6, 41.0)),
 ]
 # The first AP is that of boxes, the second that of masks; AP50 and AP75 are not printed.
-HALONET: list[tuple[str, float, float]] = [
-    ("R50 baseline in lit", 42.1, 37.7),
-    ("R50 + SE", 44.5, 39.6),
-    ("R50 + SE + Local Att (b = 8)", 45.2, 40.3),
-    ("R50 + SE + Local Att (b = 32)", 45.4, 40.5),
-    ("R101 + SE", 45.9, 40.6),
-    ("R101 + SE + Local Att (b = 8)", 46.8, 41.2),
+HALONET: list[tuple[str, str, float, float]] = [
+    ("R50 baseline in lit", "", 42.1, 37.7),
+    ("R50 + SE", "", 44.5, 39.6),
+    ("R50 + SE + Local Att (b = 8)", "halo_resnet50_b8", 45.2, 40.3),
+    ("R50 + SE + Local Att (b = 32)", "halo_resnet50_b32", 45.4, 40.5),
+    ("R101 + SE", "", 45.9, 40.6),
+    ("R101 + SE + Local Att (b = 8)", "halo_resnet101_b8", 46.8, 41.2),
 ]
 CB_UPERNET: list[tuple[str, str, float, float]] = [
     ("ViT-Ti", "deit_tiny_patch16_224", 35.5, 38.9),
@@ -114,8 +114,8 @@ def reported_rows() -> Iterator[ReportedRow]:
     """Yields the rows of all papers."""
     yield from _resnet_rows("rla", "4", "5", RLA_BOXES, RLA_MASKS)
     yield from _resnet_rows("mrla", "2", "3, 9", MRLA_BOXES, MRLA_MASKS)
-    for label, boxes, masks in HALONET:
-        yield ReportedRow("halonet", "5", "mask_rcnn", label, "", (boxes, None, None), (masks, None, None))
+    for label, backbone, boxes, masks in HALONET:
+        yield ReportedRow("halonet", "5", "mask_rcnn", label, backbone, (boxes, None, None), (masks, None, None))
     for label, backbone, short, long in CB_UPERNET:
         yield ReportedRow("cb", "6", "upernet", label, backbone, mean_iou=(short, long))
     for label, backbone, box_figures, mask_figures in CB_MASKS:
