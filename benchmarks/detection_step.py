@@ -116,7 +116,6 @@ class Row:
             self.model.train(training)
             run()  # warms up, and settles the allocator after the model before
             if training and not self.memory:
-                self.optimizer.zero_grad(set_to_none=False)
                 self.memory = peak_bytes(run, self.device)
             seconds.append(_median_seconds(run, steps, self.device))
 

@@ -25,7 +25,10 @@ def train_step(model: nn.Module, loss: torch.Tensor, mechanism: str) -> None:
     assert any(not torch.equal(before[name], p) for name, p in named.items())
 
 
-@pytest.mark.parametrize(("backbone", "mechanism"), [("resnet18_mrla_light", "mrla"), ("resnet50_rla", "rla")])
+@pytest.mark.parametrize(
+    ("backbone", "mechanism"),
+    [("resnet18_mrla_light", "mrla"), pytest.param("resnet50_rla", "rla", marks=pytest.mark.slow)],
+)
 def test_upernet_of_segmentation_models_pytorch(backbone, mechanism):
     smp = pytest.importorskip("segmentation_models_pytorch", reason="segmentation_models_pytorch is not installed")
     torch.manual_seed(0)
