@@ -1,8 +1,8 @@
 """Trainable parameters of MRLA's detectors and of CB's UPerNets, and the multiply-adds of detectors at 1280 x 800.
 
 Multiply-adds are those of torch's counter for one image: the backbone, the pyramid and the dense heads, and in
-two-stage detectors the box head on 1000 proposals and the mask head on 100. MRLA prints those of mmdetection's counter,
-which also counts norms, activations and additions, and transposed convolutions at the size of their output.
+two-stage detectors the box head on 1000 proposals and the mask head on 100. The FLOPs that MRLA prints are larger and
+not compared; docs/deviations.md explains the difference.
 """
 
 from __future__ import annotations
