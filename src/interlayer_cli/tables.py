@@ -22,8 +22,8 @@ def tables(
     the table and in docs/deviations.md. Rows marked with (q) are quoted from other papers, whose millions and billions
     were multiplied by 1.048576 and 1.0737; ours are multiplied alike, and FLOPs are those of torch's counter.
 
-    `interlayer tables detection` prints the trainable parameters of MRLA's detectors and CB's UPerNets, and the
-    multiply-adds of the detectors at 1280 x 800.
+    `interlayer tables detection` prints the trainable parameters of MRLA's detectors and CB's UPerNets, the
+    multiply-adds of the detectors at 1280 x 800, and the AP and mIoU that all papers report.
 
     Example: `interlayer tables rla`
     """
@@ -94,7 +94,7 @@ def _detection() -> None:
     table = Table(title="detectors and segmenters: the papers' figures and ours")
     for column in ("network", "backbone"):
         table.add_column(column)
-    for column in ("trainable params, paper", "ours", "diff", "torch's FLOPs at 1280 x 800"):
+    for column in ("trainable params, paper", "ours", "diff", "FLOPs at 1280 x 800, paper", "torch's, ours"):
         table.add_column(column, justify="right")
     rows = list(detection_rows())
     for row in rows:
@@ -104,15 +104,38 @@ def _detection() -> None:
             _figure(row.printed, row.decimals),
             _figure(row.parameters, 3),
             _difference(row.printed, row.parameters, row.agrees, ""),
+            "" if row.printed_flops is None else f"{row.printed_flops:g}",
             _figure(row.flops, 2),
         )
-    Console(width=None if Console().is_terminal else 190).print(table)
+    console = Console(width=None if Console().is_terminal else 190)
+    console.print(table)
+    console.print(_reported())
     different = [row for row in rows if not row.agrees]
     for row in different:
         typer.echo(f"interlayer: does not agree with the paper: {row.name}, {row.backbone}: parameters", err=True)
     if different:
         raise typer.Exit(1)
     typer.echo(f"{len(rows)} rows: every number of parameters agrees.")
+
+
+def _reported() -> Table:
+    """Returns the AP and mIoU that the papers report."""
+    from rich.table import Table
+
+    from interlayer.papers.reported import reported_rows
+
+    table = Table(title="AP on COCO val2017 and mIoU on ADE20K as the papers report them, in percent")
+    for column in ("paper", "table", "network", "row", "backbone"):
+        table.add_column(column)
+    columns = ("box AP", "AP50", "AP75", "mask AP", "AP50", "AP75", "mIoU, 40k", "160k")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in reported_rows():
+        figures = (*row.boxes, *row.masks, *row.mean_iou)
+        table.add_row(
+            row.paper, row.table, row.network, row.label, row.backbone, *(_figure(value, 1) for value in figures)
+        )
+    return table
 
 
 def _starred(count: int) -> str:

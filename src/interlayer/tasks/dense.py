@@ -15,7 +15,7 @@ from .padded import PaddedTargets, pad_together
 from .task import NETWORK_KEYS, Task, TaskError
 
 OWN_KEYS = {  # options of `interlayer.detector` and `interlayer.segmenter` that are keys of recipes
-    "pretrained", "freeze_stages", "frozen_norms",
+    "pretrained", "weights", "freeze_stages", "frozen_norms",
 }  # fmt: skip
 SET_HERE = {"backbone", "num_classes", "resize", "min_size", "max_size", "mean", "std", "backbone_options"}
 

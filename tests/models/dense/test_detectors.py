@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection import fasterrcnn_resnet50_fpn
 
 import interlayer
 from interlayer.models import ModelError, build_network
@@ -125,21 +125,26 @@ def test_a_module_is_a_backbone():
         torch.testing.assert_close(a, b)
 
 
-def test_a_detector_of_others_takes_our_backbone():
-    from interlayer.models.dense.detectors import PyramidBackbone
-
-    body = build_backbone("resnet18+mrla_light:channels_per_head=16")
-    model = FasterRCNN(PyramidBackbone(body, channels=32, extra="pool"), 3, min_size=64, max_size=64)
-    losses = model([torch.rand(3, 64, 64)], targets(1, 1))
-    sum(losses.values()).backward()
-
-
 def test_images_are_resized_once_at_most():
     kept = interlayer.detector("faster_rcnn", backbone="resnet18", num_classes=2, resize=False)
     resized = interlayer.detector("faster_rcnn", backbone="resnet18", num_classes=2, min_size=64, max_size=100)
     image = [torch.rand(3, 40, 50)]
     assert kept.transform(image)[0].image_sizes == [(40, 50)]
     assert resized.transform(image)[0].image_sizes == [(64, 80)]
+
+
+def test_the_detector_of_torchvision_is_reproduced():
+    torch.manual_seed(0)
+    sizes = {"min_size": 64, "max_size": 96}
+    theirs = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=4, **sizes)
+    ours = interlayer.detector("faster_rcnn", backbone="resnet50", num_classes=3, predict_background=True, **sizes)
+    weights = theirs.state_dict()
+    ours.load_state_dict({k.replace("backbone.body.", "backbone.body.network."): v for k, v in weights.items()})
+    image, losses = torch.rand(3, 48, 72), []
+    for model in (theirs, ours):
+        torch.manual_seed(0)  # torchvision samples anchors and proposals
+        losses.append(model.train()([image], targets(1, 1, size=48)))
+    torch.testing.assert_close(*losses)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def build_backbone(
     *,
     first_level: int = 0,
     pretrained: bool = False,
+    weights: str | None = None,
     freeze_stages: int = 0,
     frozen_norms: FrozenNorms = "none",
     stochastic_depth: bool = False,
@@ -116,6 +117,7 @@ def build_backbone(
         backbone: NAME, NAME+MECHANISM:OPTION=VALUE, or a module with ``feature_info``.
         first_level: the first map to return: 0 for stride 4, 1 for stride 8.
         pretrained: whether to load the pretrained weights of a named backbone.
+        weights: path of a file of initial weights of a named backbone; see `interlayer.models.weights.start_from`.
         freeze_stages: the number of stages, from the first, that are frozen with the stem: every parameter on which the
             map of the last of them depends. Their batch norms use their running statistics.
         frozen_norms: "none", "statistics" to use the running statistics of all batch norms without updating them, or
@@ -133,9 +135,10 @@ def build_backbone(
     if isinstance(freeze_stages, bool) or not isinstance(freeze_stages, int) or not 0 <= freeze_stages <= 4:
         raise ModelError(f"freeze_stages must be a number of stages from 0 to 4, got {freeze_stages!r}")
     if isinstance(backbone, str):
-        network = _build(backbone, pretrained, vit_blocks, dict(options or {}))
-    elif pretrained or options:
-        raise ModelError("pretrained and the options of a backbone need its name, got a module")
+        given = dict(options or {}) | ({"weights": weights} if weights else {})
+        network = _build(backbone, pretrained, vit_blocks, given)
+    elif pretrained or weights or options:
+        raise ModelError("pretrained, weights and the options of a backbone need its name, got a module")
     else:
         network = backbone
     name = backbone if isinstance(backbone, str) else type(backbone).__name__

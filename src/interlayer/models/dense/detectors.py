@@ -22,13 +22,13 @@ from typing import Any
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from ..errors import ModelError
 from .backbone import FeatureMaps, FrozenNorms, build_backbone
 from .predictors import BoxPredictor, MaskPredictor
+from .transform import DetectorTransform
 
 OWN_OPTIONS = {  # arguments of torchvision's classes that `detector` sets itself
     "min_size", "max_size", "image_mean", "image_std", "box_predictor", "mask_predictor",
@@ -57,13 +57,6 @@ class PyramidBackbone(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.body(images)
         return self.fpn(OrderedDict((str(index), x) for index, x in enumerate(maps)))
-
-
-class _KeepSize(GeneralizedRCNNTransform):
-    """Normalizes and batches images without resizing them."""
-
-    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
-        return image, target
 
 
 def _faster_rcnn(body: FeatureMaps, num_classes: int, channels: int, predict_background: bool, **options: Any) -> Any:
@@ -108,6 +101,7 @@ def detector(
     backbone: str | nn.Module,
     num_classes: int,
     pretrained: bool = False,
+    weights: str | None = None,
     freeze_stages: int = 0,
     frozen_norms: FrozenNorms = "none",
     stochastic_depth: bool = False,
@@ -134,6 +128,7 @@ def detector(
             with ``features_only=True``.
         num_classes: number of classes, without the background.
         pretrained: whether to load the pretrained weights of a named backbone.
+        weights: path of a file of initial weights of a named backbone; see `interlayer.models.weights.start_from`.
         freeze_stages: the number of stages that are frozen with the stem; the papers freeze 1.
         frozen_norms: "none"; "statistics" for batch norms that use their running statistics and train their weights, as
             in the papers; "all" to freeze their weights as well.
@@ -166,6 +161,7 @@ def detector(
         backbone,
         first_level=1 if name == "retinanet" else 0,
         pretrained=pretrained,
+        weights=weights,
         freeze_stages=freeze_stages,
         frozen_norms=frozen_norms,
         stochastic_depth=stochastic_depth,
@@ -178,8 +174,5 @@ def detector(
     sizes: dict[str, Any] = {"min_size": min_size, "max_size": max_size, "image_mean": mean, "image_std": std}
     given = {**sizes, **(detector_options or {})}
     model = DETECTORS[name](body, num_classes, pyramid_channels, predict_background, **given)
-    if resize:
-        model.transform.size_divisible = body.stride
-    else:
-        model.transform = _KeepSize(min_size, max_size, mean, std, size_divisible=body.stride)
+    model.transform = DetectorTransform(min_size, max_size, mean, std, size_divisible=body.stride, resizes=resize)
     return model

@@ -107,6 +107,7 @@ def segmenter(
     backbone: str | nn.Module,
     num_classes: int,
     pretrained: bool = False,
+    weights: str | None = None,
     freeze_stages: int = 0,
     frozen_norms: FrozenNorms = "none",
     stochastic_depth: bool = False,
@@ -125,6 +126,7 @@ def segmenter(
         backbone: NAME, NAME+MECHANISM:OPTION=VALUE, or a module with ``feature_info``.
         num_classes: number of classes.
         pretrained: whether to load the pretrained weights of a named backbone.
+        weights: path of a file of initial weights of a named backbone; see `interlayer.models.weights.start_from`.
         freeze_stages: the number of stages that are frozen with the stem.
         frozen_norms: "none", "statistics" or "all"; see `interlayer.detector`.
         stochastic_depth: whether mechanisms keep their stochastic depth.
@@ -147,6 +149,7 @@ def segmenter(
     body = build_backbone(
         backbone,
         pretrained=pretrained,
+        weights=weights,
         freeze_stages=freeze_stages,
         frozen_norms=frozen_norms,
         stochastic_depth=stochastic_depth,
