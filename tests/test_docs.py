@@ -1,17 +1,20 @@
 """The Python examples of the documents run as they are printed."""
 
 import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
 from digit_images import SMALL, save_digits
 
+import interlayer
 from interlayer.hosts import attached_mechanisms
 from interlayer.training import train
 from interlayer.training.recipe import from_values
 
-TRAINING = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+TRAINING = (DOCS / "training.md").read_text()
 
 
 def example(heading: str) -> str:
@@ -41,3 +44,17 @@ def test_a_loop_of_ones_own_trains_an_attached_network():
     attached = attached_mechanisms(names["model"]).values()
     assert attached
     assert all(parameter.grad is not None for mechanism in attached for parameter in mechanism.parameters())
+
+
+def test_a_detector_trains_and_predicts_as_documented():
+    code = re.search(r"```python\n(.*?)```", (DOCS / "detection.md").read_text(), re.DOTALL)[1]
+    names = {}
+    exec(code, names)
+    assert set(names["losses"]) >= {"loss_classifier", "loss_box_reg"}
+    assert [set(found) for found in names["predictions"]] == [{"boxes", "labels", "scores"}] * 2
+
+
+def test_every_option_of_detectors_is_documented():
+    text = (DOCS / "detection.md").read_text()
+    for function in (interlayer.detector, interlayer.segmenter):
+        assert [name for name in [*signature(function).parameters][1:] if f"`{name}" not in text] == []

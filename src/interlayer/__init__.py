@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from .experiments.export import ExportError, export_model
     from .experiments.hub import push_to_hub, save_for_hub
     from .experiments.trained import load_run
+    from .models.dense import detector, segmenter
 
-_LAZY = {  # imported when they are first used, because they import the trainer
+_LAZY = {  # imported when they are first used, because they import the trainer or torchvision's detectors
     "ExportError": ".experiments.export",
+    "detector": ".models.dense",
     "export_model": ".experiments.export",
     "load_run": ".experiments.trained",
     "push_to_hub": ".experiments.hub",
     "save_for_hub": ".experiments.hub",
+    "segmenter": ".models.dense",
 }
 
 try:
@@ -41,6 +44,7 @@ __all__ = [
     "contribution",
     "convert_checkpoint",
     "detach",
+    "detector",
     "export_model",
     "layer_scores",
     "list_models",
@@ -52,6 +56,7 @@ __all__ = [
     "resize_halo",
     "save_for_hub",
     "save_weights",
+    "segmenter",
     "switched_off",
 ]
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halonet, cb or rest.")] = "mrla") -> None:
+def tables(
+    paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halonet, cb or rest; or detection.")] = "mrla",
+) -> None:
     """Print the parameters and FLOPs of a paper next to ours. The exit code is 1 if a row that should agree does not.
 
     Parameters and multiply-adds are in the units of the paper: millions and billions, or 2^20 and 2^30 in the ImageNet
@@ -19,6 +21,9 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
     for all papers. No reading of the paper reproduces the figures marked with *, for the reasons that are printed below
     the table and in docs/deviations.md. Rows marked with (q) are quoted from other papers, whose millions and billions
     were multiplied by 1.048576 and 1.0737; ours are multiplied alike, and FLOPs are those of torch's counter.
+
+    `interlayer tables detection` prints the trainable parameters of MRLA's detectors and CB's UPerNets, the
+    multiply-adds of the detectors at 1280 x 800, and the AP and mIoU that all papers report.
 
     Example: `interlayer tables rla`
     """
@@ -28,8 +33,11 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
 
     from interlayer.papers.tables import TABLES, count_rows
 
+    if paper == "detection":
+        _detection()
+        return
     if paper not in TABLES:
-        raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join(TABLES)}")
+        raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join([*TABLES, 'detection'])}")
     caption = "* not reproduced, see docs/deviations.md"
     rows = TABLES[paper]()
     if any(row.units.quoted for row in rows):
@@ -74,6 +82,60 @@ def tables(paper: Annotated[str, typer.Argument(help="The paper: mrla, rla, halo
             typer.echo(f"interlayer: does not agree with the paper: {what}", err=True)
         raise typer.Exit(1)
     typer.echo(f"{len(rows)} rows: every figure that should agree does. {_starred(len(reasons))}")
+
+
+def _detection() -> None:
+    """Prints the detectors and segmenters; the exit code is 1 if a number of parameters differs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from interlayer.papers.detection import detection_rows
+
+    table = Table(title="detectors and segmenters: the papers' figures and ours")
+    for column in ("network", "backbone"):
+        table.add_column(column)
+    for column in ("trainable params, paper", "ours", "diff", "FLOPs at 1280 x 800, paper", "torch's, ours"):
+        table.add_column(column, justify="right")
+    rows = list(detection_rows())
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.backbone,
+            _figure(row.printed, row.decimals),
+            _figure(row.parameters, 3),
+            _difference(row.printed, row.parameters, row.agrees, ""),
+            "" if row.printed_flops is None else f"{row.printed_flops:g}",
+            _figure(row.flops, 2),
+        )
+    console = Console(width=None if Console().is_terminal else 190)
+    console.print(table)
+    console.print(_reported())
+    different = [row for row in rows if not row.agrees]
+    for row in different:
+        typer.echo(f"interlayer: does not agree with the paper: {row.name}, {row.backbone}: parameters", err=True)
+    if different:
+        raise typer.Exit(1)
+    typer.echo(f"{len(rows)} rows: every number of parameters agrees.")
+
+
+def _reported() -> Table:
+    """Returns the AP and mIoU that the papers report."""
+    from rich.table import Table
+
+    from interlayer.papers.reported import reported_rows
+
+    table = Table(title="AP on COCO val2017 and mIoU on ADE20K as the papers report them, in percent")
+    for column in ("paper", "table", "network", "row", "backbone"):
+        table.add_column(column)
+    columns = ("box AP", "AP50", "AP75", "mask AP", "AP50", "AP75", "mIoU, 40k", "160k")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in reported_rows():
+        figures = (*row.boxes, *row.masks, *row.mean_iou)
+        table.add_row(
+            row.paper, row.table, row.network, row.label, row.backbone, *(_figure(value, 1) for value in figures)
+        )
+    return table
 
 
 def _starred(count: int) -> str:

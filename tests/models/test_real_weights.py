@@ -141,3 +141,17 @@ def test_attaching_keeps_the_accuracy_image_by_image(name, many_photographs, pla
 def test_what_was_trained_gives_the_same_on_many_photographs(name, many_photographs, plain_on_many, tmp_path):
     images, _ = many_photographs
     check_trained(name, images[:16], images, plain_on_many, tmp_path)
+
+
+def test_a_detector_starts_from_the_weights(tmp_path):
+    interlayer.save_weights(pretrained(), tmp_path / "lite0.safetensors")
+    image = torch.rand(1, 3, 64, 96)
+    names, options = (MODEL, f"{MODEL}+mrla_light"), {"num_classes": 3, "freeze_stages": 1, "resize": False}
+    weights = str(tmp_path / "lite0.safetensors")
+    plain, attached = (
+        interlayer.detector("faster_rcnn", backbone=name, weights=weights, **options).backbone.body for name in names
+    )
+    expected = pretrained().forward_intermediates(image, intermediates_only=True)[-1]
+    assert torch.equal(plain.eval()(image)[-1], expected)
+    for found, wanted in zip(attached.eval()(image), plain(image), strict=True):
+        torch.testing.assert_close(found, wanted)

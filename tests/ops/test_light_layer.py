@@ -145,3 +145,26 @@ class TestLightLayer(OperationTester):
     def context(self, dtype):
         low = dtype.itemsize == 2
         return torch.autocast(DEVICE, dtype if low else torch.bfloat16, enabled=low)
+
+    @pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_a_tall_map_has_many_segments(self, training, monkeypatch):
+        map_shape = pytest.importorskip("interlayer.ops._triton.map_shape")
+        monkeypatch.setattr(map_shape, "PROGRAMS", 40)
+        map_shape.map_shape.cache_clear()
+        sample = make(shape=(1, 16, 72, 2), heads=4, training=training)
+        assert map_shape.MapShape.of(sample.tensors["x"]).tiles.segments == 9
+        found = self.run("triton", self.cast(sample, DOUBLE))
+        self.assert_near(found, self.expected(sample), 1e-8 if DEVICE == "cpu" else 1e-3)
+        map_shape.map_shape.cache_clear()
+
+
+@pytest.mark.parametrize("batch", [1, 8, 16, 256])
+def test_segments_fill_a_gpu_and_their_sums_fit(batch, monkeypatch):
+    map_shape = pytest.importorskip("interlayer.ops._triton.map_shape")
+    monkeypatch.setattr(map_shape, "PROGRAMS", 528)
+    for channels, height, width in [(256, 200, 304), (512, 100, 152), (1024, 50, 76), (2048, 25, 38), (256, 56, 56)]:
+        tiles = map_shape._tiles(batch, channels, height, width)
+        assert batch * tiles.segments <= map_shape.bound_of_sums(batch, channels, width)
+        assert tiles.rows * tiles.segments >= height
+        if batch >= 8:
+            assert tiles.groups * tiles.segments * tiles.chunks >= (256 if height == 56 else 400)

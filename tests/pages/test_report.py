@@ -170,17 +170,20 @@ def test_sections_of_any_task_are_laid_out_and_escaped(comparison, monkeypatch):
     """Tables, keys and tones of a task from outside the package."""
     from PIL import Image
 
-    from interlayer.tasks import Classification, Picture, Section, Span, Table
+    from interlayer.tasks import Classification, Line, Picture, Plot, Section, Span, Table
 
     odd = "<i>&"
     picture = Picture(Image.new("RGB", (4, 4)), odd, [[Span(odd, "good", 1), Span(odd)], [Span(odd, "strong")]])
     section = Section(
-        odd, odd, keys=["a", odd], legend=odd, tables=[Table(odd, [odd], [[odd]], odd)], pictures=[picture]
-    )
+        odd, odd, keys=["a", odd], legend=odd, tables=[Table(odd, [odd], [[odd]], odd)], pictures=[picture],
+        plot=Plot(odd, odd, odd, [Line(odd, [0, 1], [1, 0])]), swatches=[(odd, "#123456")], rows=[[picture, picture]],
+    )  # fmt: skip
     monkeypatch.setattr(Classification, "show_run", lambda self, run, images: [section])
     page = write_run_report(comparison.results[0].folders[1]).read_text()
     assert odd not in page
-    assert page.count("&lt;i&gt;&amp;") == 14
+    assert page.count("&lt;i&gt;&amp;") == 14 + 2 + 2 * 5, "the plot, the swatch and two more pictures"
+    assert '<span class=swatch style="background:#123456"></span>' in page
+    assert page.count("data:image/jpeg") == 2
     assert "<span class=right>&lt;i&gt;&amp;</span>&lt;i&gt;&amp;<br><b>&lt;i&gt;&amp;</b>" in page
 
 

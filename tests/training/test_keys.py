@@ -23,7 +23,8 @@ def test_the_documented_keys_are_the_keys():
 
 
 def test_the_recipes_that_set_a_key_are_found_with_their_values():
-    assert recipes_with("new_lr_scale") == {"finetune": load_recipe("finetune").new_lr_scale}
+    names = ("finetune", "finetune_segmentation")
+    assert recipes_with("new_lr_scale") == {name: load_recipe(name).new_lr_scale for name in names}
     assert recipes_with("accumulate") == {}
 
 

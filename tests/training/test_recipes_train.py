@@ -18,6 +18,7 @@ from torchvision import transforms
 from interlayer.hosts import attached_mechanisms
 from interlayer.models import save_weights
 from interlayer.models.checkpoints import read_checkpoint
+from interlayer.tasks import task_class
 from interlayer.training import Trainer, load_recipe
 from interlayer.training.data import BatchTransform
 from interlayer.training.data.resident import ResidentTrainBatches
@@ -288,7 +289,12 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("name", list_recipes())
+LABELED = [  # those of detection and segmentation: test_dense_recipes.py
+    name for name in list_recipes() if task_class(load_recipe(name).task).annotations == "labels"
+]
+
+
+@pytest.mark.parametrize("name", LABELED)
 def test_a_recipe_trains_and_every_value_has_its_effect(name, digit_files, tmp_path):
     recipe = shrunk(name, digit_files, tmp_path)
     loop = two_steps(recipe, tmp_path / "run")

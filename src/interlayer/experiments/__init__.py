@@ -4,6 +4,7 @@ from .compare import Comparison, compare, networks_of
 from .evaluate import evaluate
 from .export import ExportError, ExportReport, export_model, export_source
 from .predict import image_files, predict
+from .predicted_files import PredictionFolder
 from .pretrained import PretrainedNetwork, load_network
 from .shown_images import open_test_images, some_test_images
 from .statistics import Difference, paired_difference, verdict
@@ -16,6 +17,7 @@ __all__ = [
     "ExportError",
     "ExportReport",
     "LoadedNetwork",
+    "PredictionFolder",
     "PretrainedNetwork",
     "TrainedNetwork",
     "compare",

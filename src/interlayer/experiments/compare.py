@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ..analysis import Contribution, Setting, combined, count_flops, count_parameters, measure_memory
 from ..models.build import ModelError, check_network, check_size, plain_name, split_name
-from ..tasks import Metric, task_class
+from ..tasks import Metric, Task, task_class
 from ..training import Progress, Recipe, Trainer, TrainingError
 from ..training.data import ImageTransform, open_data
 from ..training.files import make_folder, write_json
@@ -247,18 +248,34 @@ def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
     return asked
 
 
+class _LossOf(nn.Module):
+    """A network that computes the loss of its task on made-up targets."""
+
+    def __init__(self, task: Task, network: nn.Module) -> None:
+        super().__init__()
+        self.task, self.network = task, network
+
+    def forward(self, images: Tensor) -> Any:
+        targets = self.task.example_targets(images)
+        return self.task.loss(self.task.forward(self.network, images, targets), targets)[0]
+
+
 def _static_cost(recipe: Recipe, classes: Sequence[str], processes: Processes) -> tuple[int, int, int]:
     """Returns the parameters, the multiply-adds per image and the peak memory of a training step in bytes."""
     device = processes.device
-    network = build_network(task_of(recipe, classes))
-    check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
-    flops = count_flops(network, recipe.image_size, convention="torch")
+    task = task_of(recipe, classes)
+    network = build_network(task)
+    if task.annotations == "labels":
+        check_size(network, recipe.model, ImageTransform.of(network, recipe).size)
+    else:
+        network.to(device)  # images are too large to be counted on the CPU
+    flops = count_flops(network, task.image_size, convention="torch")
     parameters = count_parameters(network)
     precision: Any = {"tf32": "float32"}.get(recipe.precision, recipe.precision)
     images = max(1, recipe.batch_size // (recipe.accumulate * processes.world_size))
-    setting = Setting(images, recipe.image_size, device.type, precision, recipe.channels_last)
+    setting = Setting(images, task.image_size, device.type, precision, recipe.channels_last)
     try:
-        memory = measure_memory(network, setting)
+        memory = measure_memory(network if task.annotations == "labels" else _LossOf(task, network), setting)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"the GPU's memory does not hold a training step of {recipe.model} with {images} images: "

@@ -25,6 +25,7 @@ from ..training.data import (
 )
 from ..training.data.image_folders import named_split
 from ..training.evaluation import evaluate_batches
+from ..training.summary import task_scores
 from .trained import LoadedNetwork, task_of
 
 logger = logging.getLogger(__name__)
@@ -76,8 +77,7 @@ def evaluate(
         "data": recipe.data,
         **({"labels": labels} if labels else {}),
         "images": scores.count,
-        **{metric.name: scores.metrics[metric.name] for metric in task.eval_metrics},
-        "loss": scores.metrics["loss"],
+        **task_scores(task, scores),
         **task.details(scores),
         "contribution": None if measured is None else measured.result(scores).as_dict(),
         "bad_images": opened.problems.found,

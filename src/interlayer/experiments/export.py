@@ -125,6 +125,8 @@ def export_model(
 
 def export_source(source: LoadedNetwork, path: Path, **options: Any) -> ExportReport:
     """Exports the network of a run or of a named model, with its classes and the transform of its images."""
+    if source.task.annotations != "labels":
+        raise ExportError(f"networks of task={source.task.name} cannot be exported: only classifiers can")
     transform = source.transform
     metadata = {
         "model": source.recipe.model,

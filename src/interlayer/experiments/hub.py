@@ -118,6 +118,8 @@ def push_to_hub(
 
 
 def _write(loaded: LoadedNetwork, folder: Path, license: str, name: str) -> None:
+    if loaded.task.annotations != "labels":
+        raise TrainingError(f"networks of task={loaded.task.name} cannot be stored for timm: only classifiers can")
     network: Any = loaded.network
     architecture, options = _architecture(loaded)
     config = {

@@ -11,12 +11,13 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from ..training import Progress, TrainingError
 from ..training.data import LoadingContext, Problems, Ranks
-from ..training.data.images import FileImages
+from ..training.data.images import EncodedImage, FileImages
 from ..training.data.splits import files_under, is_image
 from ..training.data.workers import LoadedEvalBatches
 from .trained import LoadedNetwork
 
 BATCH_SIZE = 64
+DRAWN_BATCH_SIZE = 2  # of tasks that draw, whose images are large and whose masks take much memory
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -37,7 +38,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 def predict(
     trained: LoadedNetwork,
-    files: Sequence[Path],
+    files: Sequence[Path | EncodedImage],
     *,
     top: int = 3,
     on_bad_image: str = "fail",
@@ -48,7 +49,7 @@ def predict(
 
     Args:
         trained: the network.
-        files: the image files.
+        files: the image files, or their contents.
         top: the number of answers per image, if the task ranks several.
         on_bad_image: whether files that are not images raise an error ("fail") or are skipped ("skip").
         skip_option: the option that skips such files, for the message of an error.
@@ -59,12 +60,13 @@ def predict(
     """
     images, problems = FileImages(files), Problems(on_bad_image, skip_option=skip_option)
     context = LoadingContext(trained.recipe, trained.task, trained.transform, Ranks(), trained.device, problems)
+    batch_size = DRAWN_BATCH_SIZE if trained.task.draws else BATCH_SIZE
     workers = min(trained.recipe.workers, len(files) // BATCH_SIZE)
     found: dict[int, dict[str, Any]] = {}
-    for pixels, _, places in LoadedEvalBatches(images, BATCH_SIZE, context, workers=workers):
+    for pixels, targets, places in LoadedEvalBatches(images, batch_size, context, workers=workers):
         with torch.no_grad():
-            outputs = trained.task.forward(trained.network, trained.batch_transform.normalize(pixels))
-        described = trained.task.predictions(outputs, top)
+            outputs = trained.task.forward(trained.network, trained.batch_transform.normalize(pixels), targets)
+        described = trained.task.predictions(outputs, top, targets)
         for place, description in zip(places.tolist(), described, strict=True):
             if place >= 0:  # the last batch is padded
                 found[place] = {"image": images.name(place), **description}

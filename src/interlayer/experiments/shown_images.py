@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from ..training import TrainingError
 from ..training.data import Images, open_data
 from .trained import TrainedNetwork
 
+DENSE_SIZE = 224
 SHOWN_IMAGES = 64  # number of test images over which attention scores are averaged
 
 
@@ -22,10 +25,15 @@ def open_test_images(trained: TrainedNetwork) -> Images | None:
 def some_test_images(trained: TrainedNetwork, images: Images, bad: object = (), wanted: int = SHOWN_IMAGES) -> Tensor:
     """Returns up to ``wanted`` evenly spaced test images, transformed and normalized, [B, 3, H, W].
 
+    Images with boxes or masks, which can be large and of different sizes, are cropped to at most 224 x 224 pixels.
+
     Args:
         bad: the names of images that cannot be used.
     """
-    transform = trained.transform.evaluation()
+    size = trained.transform.size
+    if trained.task.annotations != "labels":
+        size = min(size, DENSE_SIZE)
+    transform = replace(trained.transform, size=size).evaluation()
     readable = [index for index in range(len(images)) if images.name(index) not in bad]  # type: ignore[operator]
     if not readable:
         raise TrainingError(f"none of the test images of {trained.recipe.data} can be read")

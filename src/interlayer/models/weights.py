@@ -143,9 +143,9 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     """Loads the initial weights of a network from a file.
 
     The file may contain the weights of a plain backbone: attached mechanisms that are missing keep their own
-    initialization, and so does a classifier with a different number of classes. Position embeddings of another image
-    size are interpolated, as timm does, and so are relative positions of local attention with another block and halo
-    (HaloNet, appendix E).
+    initialization, and so do a classifier with a different number of classes and the layers that only detectors have.
+    Position embeddings of another image size are interpolated, as timm does, and so are relative positions of local
+    attention with another block and halo (HaloNet, appendix E).
     """
     state_dict, descriptions = read_checkpoint(path)
     tensors, descriptions = fit_halo_tables(network, unwrap(state_dict), descriptions)
@@ -157,7 +157,7 @@ def start_from(network: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
         head = classifier_names(network)
         other_head = {name for name in head & tensors.keys() if tensors[name].shape != expected[name].shape}
         own = _without(tensors, other_head.union(hosts.names_of_replaced(network, tensors)))
-        report = match_tensors(own, expected, optional=head | _attached_names(network))
+        report = match_tensors(own, expected, optional=head | _attached_names(network) | _added_names(network))
         report.check(f"{path} does not fit the network", _other_blocks(report))
     network.load_state_dict(own, strict=False)
     report.placed.extend(hosts.hand_to_replaced(network, tensors))
@@ -184,6 +184,12 @@ def _attached_names(model: nn.Module) -> set[str]:
     """Returns the names of all tensors of attached mechanisms."""
     prefixes = tuple(f"{name}." for name in hosts.attached_mechanisms(model))
     return {name for name in model.state_dict() if name.startswith(prefixes)}
+
+
+def _added_names(model: nn.Module) -> set[str]:
+    """Returns the names of all tensors of layers that only detectors have, which the network names itself."""
+    prefixes = tuple(f"{name}." for name in getattr(model, "detection_layers", ()))
+    return {name for name in model.state_dict() if name.startswith(prefixes)} if prefixes else set()
 
 
 def _without(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:

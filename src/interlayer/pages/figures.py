@@ -13,13 +13,15 @@ from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, PercentForma
 
 from ..analysis import Contribution, contribution, layer_scores, plot_layer_scores
 from ..experiments import TrainedNetwork, some_test_images
+from ..experiments.statistics import interval_half_width
 from ..hosts import attached_mechanisms
-from ..tasks import Matrix, Task
+from ..tasks import Matrix, Plot, Task
 from ..training.data import Images
 from ..training.logs import read_metrics
 from ..training.summary import read_summary
 from .rendering import colour, sentence_case, svg
 
+SEEDS_OF_BANDS = 3  # minimum number of seeds for the interval of a curve: that of two is far too wide
 LONGEST_NAME = 24  # number of letters of a class name in a confusion matrix
 
 
@@ -84,14 +86,14 @@ class Curve:
     Args:
         title: the title of the figure.
         trained: the column for the training images; None if there is none.
-        evaluated: the column for the held-out images.
+        evaluated: the column for the held-out images; None if there is none.
         log: whether the vertical axis is logarithmic.
         percent: whether the values are fractions, which are shown as percentages.
     """
 
     title: str
     trained: str | None
-    evaluated: str
+    evaluated: str | None
     log: bool = False
     percent: bool = False
 
@@ -103,7 +105,7 @@ def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
         task: the task of the runs.
         runs: the folders of the runs of each network, by the name of the network.
     """
-    wanted = [Curve("Loss", "train_loss", "eval_loss", log=True)]
+    wanted = [Curve("Loss", "train_loss", "eval_loss" if task.evaluates_loss else None, log=True)]
     for metric in dict.fromkeys((task.headline, *task.train_metrics)):
         trained = f"train_{metric.name}" if metric in task.train_metrics else None
         if metric in task.eval_metrics:
@@ -114,6 +116,7 @@ def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
 def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
     figure = Figure(figsize=(5.4, 3.7), layout="constrained")
     axes = figure.subplots()
+    bands: list[tuple[int, list[float], np.ndarray, np.ndarray]] = []
     for index, (model, folders) in enumerate(runs.items()):
         histories = [read_metrics(folder) for folder in folders]
         epochs = [row["epoch"] for row in histories[0]]
@@ -127,6 +130,13 @@ def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
             marker = "o" if len(epochs) == 1 else None
             label = f"{model}, {images}"
             axes.plot(epochs, means, style, color=colour(index), linewidth=1.9, label=label, marker=marker)
+            if key == curve.evaluated and len(histories) >= SEEDS_OF_BANDS and not curve.log:
+                widths = [interval_half_width([rows[i][key] for rows in histories]) for i in range(len(epochs))]
+                bands.append((index, epochs, np.array(means), np.array(widths)))
+    limits = axes.get_ylim()
+    for index, epochs, middle, half in bands:
+        axes.fill_between(epochs, middle - half, middle + half, color=colour(index), alpha=0.15, linewidth=0)
+    axes.set_ylim(limits)  # an interval of few seeds can be far wider than the curves
     axes.set_xlabel("epoch")
     axes.set_title(curve.title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -201,13 +211,34 @@ def confusion(matrix: Matrix) -> Shown:
     axes.grid(which="minor", color="#e6eaf0", linewidth=0.8)
     axes.tick_params(which="both", length=0)
     for row, column in zip(*counts.nonzero(), strict=True):
-        share, count = shares[row, column], f"{int(counts[row, column]):,}"
+        share, count = shares[row, column], _short(int(counts[row, column]))
         text = f"{count}\n{share:.0%}" if size <= 12 else count
         ink = "white" if share > 0.55 else "#1d2430"
         axes.text(column, row, text, ha="center", va="center", fontsize=8 if size <= 12 else 7, color=ink)
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, format=PercentFormatter(1.0))
     bar.set_label(f"share of the {matrix.rows}", fontsize=9)
     return Shown(f"Confusion matrix of {size} classes", svg(figure))
+
+
+def _short(count: int) -> str:
+    """Formats a count so that it fits into a cell: 123,456 or 12.3M."""
+    return f"{count:,}" if count < 1_000_000 else f"{count / 1_000_000:.1f}M"
+
+
+def plot(content: Plot) -> Shown:
+    """Plots lines whose axes go from 0 to 1."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for index, line in enumerate(content.lines):
+        axes.plot(line.x, line.y, color=line.color or colour(index), linewidth=1.7, label=line.name)
+    axes.set_xlim(0, 1.01)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel(content.x)
+    axes.set_ylabel(content.y)
+    axes.grid(alpha=0.25)
+    if content.lines:
+        axes.legend(loc="lower left", fontsize=8.5)
+    return Shown(content.title, svg(figure))
 
 
 def attention(
@@ -231,7 +262,7 @@ def _attention(folder: Path, record: Contribution | None, images: Images) -> lis
         return []
     pixels = some_test_images(trained, images, read_summary(folder)["bad_images"])
     try:
-        stages = layer_scores(trained.network, pixels)
+        stages = layer_scores(trained.task.backbone(trained.network), pixels)
     except ValueError:  # a variant of the mechanism without scores
         return []
     model = trained.recipe.model

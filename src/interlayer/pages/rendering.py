@@ -46,9 +46,16 @@ def png(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def jpeg(image: Image.Image) -> str:
+    """Returns a PIL image as a data URI. A photograph takes a tenth of the bytes of a PNG."""
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, "JPEG", quality=85, subsampling=0)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
 def sentence_case(text: str) -> str:
-    """Capitalizes the first letter."""
-    return text[:1].upper() + text[1:]
+    """Capitalizes the first letter, unless the second one is a capital, as in mIoU."""
+    return text if text[1:2].isupper() else text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:
@@ -75,5 +82,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(colour=colour, png=png, sentence=sentence, listed=listed)
+    environment.filters.update(colour=colour, png=png, jpeg=jpeg, sentence=sentence, listed=listed)
     return environment

@@ -19,7 +19,7 @@ from ..training.data import Images, open_data
 from ..training.files import write_text
 from ..training.recipe import read_recipe
 from ..training.summary import read_contribution
-from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, curves
+from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, curves, plot
 from .rendering import render, sentence_case
 
 
@@ -46,6 +46,11 @@ class Report:
     def matrices(self) -> list[Shown | None]:
         """The figure of each section's matrix, or None."""
         return [None if section.matrix is None else confusion(section.matrix) for section in self.sections]
+
+    @cached_property
+    def plots(self) -> list[Shown | None]:
+        """The figure of each section's plot, or None."""
+        return [None if section.plot is None else plot(section.plot) for section in self.sections]
 
 
 def write_comparison_report(comparison: Comparison) -> Path:
@@ -86,11 +91,12 @@ def write_run_report(folder: Path) -> Path:
         "Result",
         [
             "", *(f"test {metric.title}" if metric == task.headline else metric.title for metric in metrics),
-            "test loss", "images", "epoch tested", "training time",
+            *(["test loss"] if "loss" in test else []), "images", "epoch tested", "training time",
         ],
         [[
-            recipe.model, *(metric.format(test[metric.name]) for metric in metrics), f"{test['loss']:.4f}",
-            f"{test['images']:,}", f"{summary['chosen_epoch']} ({summary['chosen_by']})",
+            recipe.model, *(metric.format(test[metric.name]) for metric in metrics),
+            *([f"{test['loss']:.4f}"] if "loss" in test else []), f"{test['images']:,}",
+            f"{summary['chosen_epoch']} ({summary['chosen_by']})",
             _duration(summary["seconds"]),
         ]],
     )  # fmt: skip

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .classification import Classification
+from .detection import Detection, InstanceSegmentation
 from .evaluator import Collective, Evaluator, MeanEvaluator, Scores
 from .metric import Metric
-from .show import FinishedRun, ImageSource, Matrix, Picture, Section, Span, Table
+from .segmentation import Segmentation
+from .show import FinishedRun, ImageSource, Line, Matrix, Picture, Plot, Section, Span, Table
 from .task import Task, TaskError
 
-TASKS: dict[str, type[Task]] = {Classification.name: Classification}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Classification, Detection, InstanceSegmentation, Segmentation)
+}
 
 
 def register_task(task: type[Task]) -> type[Task]:
@@ -41,15 +45,20 @@ __all__ = [
     "TASKS",
     "Classification",
     "Collective",
+    "Detection",
     "Evaluator",
     "FinishedRun",
     "ImageSource",
+    "InstanceSegmentation",
+    "Line",
     "Matrix",
     "MeanEvaluator",
     "Metric",
     "Picture",
+    "Plot",
     "Scores",
     "Section",
+    "Segmentation",
     "Span",
     "Table",
     "Task",

@@ -86,7 +86,7 @@ class Classification(Task):
 
     # Reports
 
-    def predictions(self, outputs: Tensor, top: int) -> list[dict[str, Any]]:
+    def predictions(self, outputs: Tensor, top: int, targets: Any = None) -> list[dict[str, Any]]:
         best = outputs.float().softmax(1).topk(min(top, len(self.classes)), dim=1)
         return [
             {"classes": [{"class": self.classes[c], "probability": p} for c, p in zip(classes, values, strict=True)]}

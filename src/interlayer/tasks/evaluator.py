@@ -37,6 +37,10 @@ class Collective:
         """Concatenates the rows of all ranks along the first dimension. Ranks with fewer rows are padded with -1."""
         return rows
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, in the order of the ranks."""
+        return [value]
+
 
 class Evaluator(ABC):
     """Accumulates the metrics of an evaluation. Only `result` waits for the device."""

@@ -33,9 +33,9 @@ class Metric:
         """The unit of differences; an empty string if they have none."""
         return "points" if self.percent else ""
 
-    def format(self, value: float, *, short: bool = False) -> str:
-        """Formats a value as 84.03% or 0.1234, with one digit less if ``short``. NaN gives an empty string."""
-        if math.isnan(value):
+    def format(self, value: float | None, *, short: bool = False) -> str:
+        """Formats a value as 84.03% or 0.1234, with one digit less if ``short``. NaN and None give an empty string."""
+        if value is None or math.isnan(value):
             return ""
         return f"{value:.{1 if short else 2}%}" if self.percent else f"{value:.{3 if short else 4}f}"
 

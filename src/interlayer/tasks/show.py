@@ -9,13 +9,18 @@ from typing import Any, Literal, Protocol
 from PIL import Image
 from torch import Tensor
 
+MIN_SCORE = 0.5  # of the objects in pictures and tables, unless another score is given
+SHOWN_ROWS = 6  # number of rows of pictures in a section
+
 
 class ImageSource(Protocol):
-    """Images that can be opened one by one."""
+    """Images that can be opened one by one, with their targets."""
 
     def name(self, index: int) -> str: ...
 
     def open(self, index: int) -> Image.Image: ...
+
+    def target(self, index: int) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,38 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A line of a plot.
+
+    Args:
+        name: the name in the legend.
+        x, y: the coordinates of its points.
+        color: the color, as #RRGGBB; the one of the network with the index of the line if empty.
+    """
+
+    name: str
+    x: list[float]
+    y: list[float]
+    color: str = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines over a horizontal axis, both axes from 0 to 1.
+
+    Args:
+        title: a description of the plot.
+        x, y: the names of the axes.
+        lines: the lines, in the order of the legend.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
 class Section:
     """A titled section of a report.
 
@@ -95,6 +132,9 @@ class Section:
         tables: tables below the legend.
         pictures: pictures below the tables.
         matrix: counts by two classes, which are drawn as a heatmap below the text.
+        plot: lines, which are drawn below the text.
+        swatches: names and colors (as #RRGGBB) of classes, which are listed below the legend.
+        rows: large pictures below the others. Those of a row belong together and stand side by side if there is room.
     """
 
     title: str
@@ -104,6 +144,9 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     matrix: Matrix | None = None
+    plot: Plot | None = None
+    swatches: list[tuple[str, str]] = field(default_factory=list)
+    rows: list[list[Picture]] = field(default_factory=list)
 
 
 def spread(total: int, wanted: int) -> list[int]:

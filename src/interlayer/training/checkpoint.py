@@ -8,6 +8,7 @@ folder ``step_N`` is always complete. The previous checkpoint is kept until the 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -139,7 +140,7 @@ class RunState:
         key = f"eval_{headline.name}"
         if setup.data.validation is None:
             return
-        if self.best is None or headline.is_better(row[key], self.best[key]):
+        if self.best is None or math.isnan(self.best[key]) or headline.is_better(row[key], self.best[key]):
             self.best = {"epoch": row["epoch"], key: row[key]}
             weights = setup.evaluated_weights()
             self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}

@@ -50,7 +50,7 @@ def evaluate_batches(
             with torch.no_grad():
                 with autocast():
                     images = normalize(pixels)
-                    forward = partial(task.forward, network, images)
+                    forward = partial(task.forward, network, images, targets)
                     outputs = forward() if contribution is None else contribution.run(forward, targets, places)
                 evaluator.update(outputs, targets, places)
             updated = True
@@ -83,9 +83,9 @@ def evaluate_setup(
         setup.train()
 
 
-def check_finite_loss(scores: Scores, epoch: int) -> None:
+def check_finite_loss(task: Task, scores: Scores, epoch: int) -> None:
     """Raises if the loss of the evaluation after ``epoch`` is not finite."""
-    if not math.isfinite(scores.metrics["loss"]):
+    if task.evaluates_loss and not math.isfinite(scores.metrics["loss"]):
         raise TrainingError(
             f"the evaluation after epoch {epoch + 1} has a loss that is not finite; the last checkpoint is from "
             f"before it. Lower lr or set clip_grad"

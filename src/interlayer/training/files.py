@@ -36,11 +36,16 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically: it holds either its previous contents or all of ``text``."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file atomically: it holds either its previous contents or all of ``content``."""
     temporary = path.with_name(f".{path.name}.new")
     with writing(path):
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(temporary, "wb") as file:
+                file.write(content)
                 flush(file)
             os.replace(temporary, path)
         finally:

@@ -24,7 +24,8 @@ def columns(task: Task) -> list[str]:
     """Returns the columns of metrics.csv: the ones that every run has, and one for each metric of the task."""
     trained = [f"train_{metric.name}" for metric in task.train_metrics]
     evaluated = [f"eval_{metric.name}" for metric in task.eval_metrics]
-    return ["epoch", "step", "lr", "train_loss", *trained, "eval_loss", *evaluated, *TIMES]
+    losses = ["eval_loss"] if task.evaluates_loss else []
+    return ["epoch", "step", "lr", "train_loss", *trained, *losses, *evaluated, *TIMES]
 
 
 def epoch_row(
@@ -51,7 +52,7 @@ def epoch_row(
         "lr": setup.lr,
         "train_loss": totals.mean_loss,
         **{f"train_{name}": mean for name, mean in totals.means.items()},
-        "eval_loss": scores.metrics["loss"],
+        **({"eval_loss": scores.metrics["loss"]} if setup.task.evaluates_loss else {}),
         **{f"eval_{metric.name}": scores.metrics[metric.name] for metric in setup.task.eval_metrics},
         "seconds": seconds,
         "eval_seconds": eval_seconds,

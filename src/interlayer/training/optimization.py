@@ -88,7 +88,8 @@ def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int)
         steps: number of steps in an epoch.
     """
     scaled = any("lr_scale" in group for group in optimizer.param_groups)
-    if recipe.schedule == "constant" and not recipe.shortened_warmup and not scaled:
+    warmup = warmup_epochs(recipe, steps)
+    if recipe.schedule == "constant" and not warmup and not scaled:
         return None
     by_epoch = recipe.schedule_on == "epoch"
     scheduler, _ = create_scheduler_v2(
@@ -101,8 +102,20 @@ def make_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int)
         decay_rate=recipe.decay_rate,
         min_lr=recipe.scaled_min_lr,
         warmup_lr=recipe.warmup_lr,
-        warmup_epochs=recipe.shortened_warmup,  # type: ignore[arg-type]
+        warmup_epochs=warmup,  # type: ignore[arg-type]
         step_on_epochs=by_epoch,
         updates_per_epoch=steps,
     )
+    if recipe.schedule == "multistep" and not by_epoch:
+        scheduler.decay_t = [milestone * steps + 1 for milestone in recipe.milestones]  # not one step earlier
+    if recipe.warmup_schedule == "constant":
+        scheduler.warmup_steps = [0.0] * len(scheduler.base_values)  # what timm adds to warmup_lr in each step
     return scheduler
+
+
+def warmup_epochs(recipe: Recipe, steps: int) -> float:
+    """Returns the warm-up in epochs of ``steps`` steps. It is shortened to a fifth of a run that is not longer."""
+    if not recipe.warmup_steps:
+        return recipe.shortened_warmup
+    given = recipe.warmup_steps / steps
+    return given if given < recipe.epochs else recipe.epochs / 5

@@ -13,6 +13,7 @@ import torch
 from ..hosts import attached_mechanisms
 from ..models.origin import untrained_mechanisms
 from .data.resident import ResidentTrainBatches
+from .optimization import warmup_epochs
 from .recipe import Recipe
 from .setup import TrainingSetup
 from .wording import listing, plural
@@ -82,13 +83,17 @@ def _folder(setup: TrainingSetup, source: Any) -> str:
 def _schedule(setup: TrainingSetup) -> str:
     recipe, steps = setup.recipe, setup.batches.steps
     size = f"{plural(recipe.epochs, 'epoch')} of {plural(steps, 'step')} with {plural(recipe.batch_size, 'image')}"
-    return f"{size}, {recipe.schedule} by {recipe.schedule_on}, {_warmup(recipe)}"
+    return f"{size}, {recipe.schedule} by {recipe.schedule_on}, {_warmup(recipe, steps)}"
 
 
-def _warmup(recipe: Recipe) -> str:
+def _warmup(recipe: Recipe, steps: int) -> str:
+    epochs = warmup_epochs(recipe, steps)
+    if recipe.warmup_steps:
+        shortened = epochs * steps < recipe.warmup_steps
+        why = f", because warmup_steps={recipe.warmup_steps} would not end within the run" if shortened else ""
+        return f"warm-up of {plural(round(epochs * steps), 'step')}{why}"
     if not recipe.warmup_epochs:
         return "no warm-up"
-    epochs = recipe.shortened_warmup
     shown = f"warm-up of {plural(epochs, 'epoch')}" if epochs else "no warm-up"
     if epochs == recipe.warmup_epochs:
         return shown
@@ -112,13 +117,13 @@ def _device(setup: TrainingSetup) -> str:
 def _network(setup: TrainingSetup) -> str:
     network, size = setup.network, setup.loading.transform.size
     total, new = _count(network.parameters()), setup.origin.new_parameters(network)
-    text = f"{setup.recipe.model}, {size} x {size} pixels, {total:,} parameters"
+    text = f"{setup.recipe.model}, {setup.task.shown_size(size)}, {total:,} parameters"
     if not setup.origin.source or not new:
         return text
     prefixes = tuple(f"{name}." for name in attached_mechanisms(network))
     mechanism = _count(p for name, p in new.items() if name.startswith(prefixes))
     other = _count(new.values()) - mechanism
-    shares = {"the mechanism": mechanism, "the classifier": other}
+    shares = {"the mechanism": mechanism, setup.task.new_modules: other}
     listed = [f"{count:,} of {what}" if mechanism and other else what for what, count in shares.items() if count]
     return f"{text}, {mechanism + other:,} new ({listing(listed)})"
 

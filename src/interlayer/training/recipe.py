@@ -64,10 +64,22 @@ class Recipe:
     batch_norm_momentum: float | None = key_field(
         None, "momentum of batch norms in PyTorch's convention, the weight of the new batch; the model's own if null"
     )
+    detector: str | None = key_field(
+        None, "faster_rcnn or retinanet for task=detect, mask_rcnn for task=instances; the first one if null"
+    )
+    segmenter: str = key_field("upernet", "upernet or fpn, for task=segment")
+    head_options: Options = key_field(
+        {}, "options of interlayer.detector or interlayer.segmenter and of torchvision's detector, and anchor_sizes"
+    )
+    freeze_stages: int = key_field(0, "frozen stages of the backbone, from the stem, under a detector or segmenter")
+    frozen_norms: Literal["none", "statistics", "all"] = key_field(
+        "none", "batch norms of the backbone under a detector or segmenter: keep their statistics, or also weights"
+    )
 
     # Data.
     data: str = key_field(
-        "digits", "a folder of images or of CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME"
+        "digits",
+        "a folder of images, boxes or masks, or of CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME",
     )
     data_options: Options = key_field({}, "options of the reader, such as train_split and the keys of a dataset")
     image_size: int | None = key_field(None, "height and width of the images in pixels; the model's default if null")
@@ -94,22 +106,32 @@ class Recipe:
     crop_pct: float | None = key_field(
         None, "the part of the resized image that evaluation crops from its center; the model's default if null"
     )
+    longer_side: int = key_field(1333, "largest longer side in pixels of resized images with boxes or masks")
+    eval_shorter_side: int | None = key_field(
+        None, "shorter side in pixels of images with boxes or masks in evaluation; the largest shorter_side if null"
+    )
 
     # Augmentation of training images.
-    crop: Literal["resized", "scaled", "padded", "none"] = key_field(
+    crop: Literal["resized", "scaled", "jittered", "padded", "none"] = key_field(
         "resized",
         "random crops: a resized part of the image, a window of the image resized to a random shorter side (scale "
-        "augmentation), a shift of the padded image, or the resized image",
+        "augmentation) or by a random factor, a shift of the padded image, or the resized image",
     )
     crop_scale: list[float] = key_field([0.08, 1.0], "smallest and largest part of the image's area, for crop=resized")
     crop_ratio: list[float] = key_field(
         [3 / 4, 4 / 3], "smallest and largest ratio of width to height, for crop=resized"
     )
     shorter_side: list[int] = key_field(
-        [256, 480], "smallest and largest shorter side of the resized image in pixels, for crop=scaled"
+        [256, 480],
+        "smallest and largest shorter side of the resized image in pixels, for crop=scaled, and for crop=none with "
+        "boxes or masks",
+    )
+    scale_jitter: list[float] = key_field(
+        [4 / 5, 5 / 4], "smallest and largest scale relative to the image that just fits, for crop=jittered"
     )
     padding: int = key_field(4, "pixels on each side, for crop=padded")
     flip: float = key_field(0.5, "probability of a horizontal flip")
+    vertical_flip: float = key_field(0.0, "probability of a vertical flip, for images with boxes or masks")
     color_jitter: float = key_field(
         0.0, "strength of random changes of brightness, contrast and saturation; 0 disables them"
     )
@@ -129,6 +151,9 @@ class Recipe:
 
     # Optimization.
     epochs: int = key_field(100, "number of epochs")
+    epoch_steps: int | None = key_field(
+        None, "steps in an epoch, after which the network is evaluated; one pass over the training images if null"
+    )
     batch_size: int = key_field(256, "images per update, over all ranks and accumulated splits")
     accumulate: int = key_field(1, "number of splits of a rank's batch, over which gradients are accumulated")
     optimizer: str = key_field("sgd", "timm's name of the optimizer: sgd uses Nesterov momentum, momentum does not")
@@ -140,17 +165,21 @@ class Recipe:
     weight_decay: float = key_field(1e-4, "weight decay")
     decay_norms_and_biases: bool = key_field(True, "apply weight decay also to norms, biases and other vectors")
     optimizer_options: Options = key_field({}, "further options of the optimizer, such as betas, eps and alpha")
-    schedule: Literal["cosine", "step", "multistep", "constant"] = key_field("cosine", "how the learning rate decays")
+    schedule: Literal["cosine", "step", "multistep", "poly", "constant"] = key_field(
+        "cosine", "how the learning rate decays"
+    )
     schedule_on: Literal["epoch", "step"] = key_field(
         "epoch", "change the learning rate after every epoch or every step"
     )
     warmup_epochs: float = key_field(
         0.0, "epochs in which the learning rate rises linearly; shortened to a fifth of a run that is not longer"
     )
+    warmup_steps: int = key_field(0, "steps of the warm-up, instead of warmup_epochs, for schedule_on=step")
+    warmup_schedule: Literal["linear", "constant"] = key_field("linear", "rise linearly from warmup_lr, or stay at it")
     warmup_lr: float = key_field(0.0, "learning rate at the start of the warm-up")
     min_lr: float = key_field(0.0, "the minimum of the cosine schedule")
     decay_epochs: float = key_field(30.0, "epochs between two decays, for schedule=step")
-    decay_rate: float = key_field(0.1, "factor of each decay, for schedule=step and multistep")
+    decay_rate: float = key_field(0.1, "factor of each decay, for schedule=step and multistep; the power, for poly")
     milestones: list[int] = key_field([], "epochs at which the learning rate decays, for schedule=multistep")
     clip_grad: float | None = key_field(None, "maximum norm of the gradient; not clipped if null")
     ema: float = key_field(0.0, "decay of the moving average of the weights, which is then evaluated; 0 disables it")
@@ -194,12 +223,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         try:
-            task_class(self.task)
+            task = task_class(self.task)
         except TaskError as error:
             raise RecipeError(str(error)) from error
         for check, message in RULES:
             if not check(self):
                 raise RecipeError(message.format(**dataclasses.asdict(self)))
+        unsupported = task.unsupported_reason(dataclasses.asdict(self))
+        if unsupported:
+            raise RecipeError(unsupported)
 
     @property
     def scaled_lr(self) -> float:

@@ -27,7 +27,10 @@ def _is_range(name: str) -> tuple[Any, str]:
 _RAND_OPTION = r"(m\d+(\.\d+)?|mstd(inf|\d+(\.\d+)?)|mmax\d+|n\d+|p[01]?\.?\d*|w\d+|inc[01]|t\d+)"
 AUTO_AUGMENT = rf"rand(-{_RAND_OPTION})*|(original|originalr|v0|v0r|3a)(-mstd\d+(\.\d+)?)?|augmix(-\w+(\.\d+)?)*"
 RULES: list[tuple[Any, str]] = [
-    *map(_is_probability, ("flip", "erasing", "mix_probability", "mix_switch", "drop_rate", "drop_path_rate")),
+    *map(
+        _is_probability,
+        ("flip", "erasing", "mix_probability", "mix_switch", "drop_rate", "drop_path_rate"),
+    ),
     *(
         _is_at_least(name, 1)
         for name in ("epochs", "batch_size", "accumulate", "repeated_augmentation", "image_size", "num_classes")
@@ -37,9 +40,12 @@ RULES: list[tuple[Any, str]] = [
         for name in ("lr", "weight_decay", "workers", "padding", "mixup", "cutmix", "validation", "warmup_epochs")
     ),
     *(_is_at_least(name, 0) for name in ("min_lr", "warmup_lr", "color_jitter", "checkpoint_steps", "seed")),
+    _is_probability("vertical_flip"),
     _is_at_least("eval_batch_size", 1),
+    *(_is_at_least(name, 1) for name in ("epoch_steps", "longer_side", "eval_shorter_side")),
+    *(_is_at_least(name, 0) for name in ("warmup_steps", "freeze_stages")),
     _is_at_least("lr_batch_size", 1),
-    *map(_is_range, ("crop_scale", "crop_ratio", "shorter_side")),
+    *map(_is_range, ("crop_scale", "crop_ratio", "shorter_side", "scale_jitter")),
     (lambda r: 0 <= r.label_smoothing < 1, "label_smoothing must be from 0 to below 1, got {label_smoothing}"),
     (lambda r: 0 <= r.ema < 1, "ema must be from 0 to below 1, got {ema}"),
     (lambda r: 0 <= r.momentum < 1, "momentum must be from 0 to below 1, got {momentum}"),
@@ -47,6 +53,11 @@ RULES: list[tuple[Any, str]] = [
     (lambda r: r.crop_pct is None or 0 < r.crop_pct <= 1, "crop_pct must be above 0 and at most 1, got {crop_pct}"),
     (lambda r: r.mean is None or len(r.mean) == 3, "mean must be three numbers, got {mean}"),
     (lambda r: r.std is None or (len(r.std) == 3 and min(r.std) > 0), "std must be three positive numbers, got {std}"),
+    (
+        lambda r: not r.warmup_steps or (r.schedule_on == "step" and not r.warmup_epochs),
+        "warmup_steps={warmup_steps} needs schedule_on=step and warmup_epochs=0, got schedule_on={schedule_on} and "
+        "warmup_epochs={warmup_epochs:g}",
+    ),
     (lambda r: not r.model.endswith("+"), "model={model} names no mechanism after the +"),
     (lambda r: r.decay_epochs > 0, "decay_epochs must be above 0, got {decay_epochs}"),
     (lambda r: r.clip_grad is None or r.clip_grad > 0, "clip_grad must be above 0, got {clip_grad}"),

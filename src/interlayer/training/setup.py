@@ -43,6 +43,7 @@ from .recipe import Recipe, RecipeError
 from .sharding import full_state, load_full_weights, shard
 
 logger = logging.getLogger(__name__)
+PROBE_SIZE = 224  # of the image on which a backbone under a detector or segmenter is probed
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TUNED: dict[str, Any] = {"max_autotune_gemm": True, "combo_kernels": True}  # inductor options for compile=tuned
 
@@ -169,17 +170,18 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
         report: called with the progress of loading images.
     """
     check_start(recipe)
-    set_precision(recipe)
     device = processes.device
     seed_libraries(mixed_seed("weights", recipe.seed))
     data = data or open_data(recipe)
     task = make_task(dataclasses.asdict(recipe), data.classes)
+    set_precision(recipe, tune=task.fixed_size)
     network = build_network(task)
-    transform = ImageTransform.of(network, recipe)
-    try:
-        check_size(network, recipe.model, transform.size)
-    except ModelError as error:
-        raise TrainingError(str(error)) from error
+    transform = ImageTransform.of(task.backbone(network), recipe, task.image_size)
+    if task.annotations == "labels":
+        try:
+            check_size(network, recipe.model, transform.size)
+        except ModelError as error:
+            raise TrainingError(str(error)) from error
     ranks = Ranks(processes.rank, processes.world_size)
     loading_recipe = dataclasses.replace(recipe, workers=available_workers(recipe.workers))
     loading = LoadingContext(loading_recipe, task, transform, ranks, device, data.problems, report)
@@ -188,7 +190,7 @@ def set_up(recipe: Recipe, processes: Processes, data: Data | None, report: Repo
     if device.type == "cuda":
         torch.cuda.synchronize()  # makes the loaded images visible to every stream
     origin = origin_of(network)
-    starts_changed = changes_outputs(network, origin, transform.size)
+    starts_changed = _starts_changed(task, network, transform.size)
     network = _place(network, recipe, processes)
     optimizer = make_optimizer(recipe, network, device, origin)
     scheduler = make_scheduler(recipe, optimizer, batches.steps)
@@ -233,12 +235,22 @@ def build_network(task: Task) -> nn.Module:
         raise RecipeError(str(error)) from error
 
 
-def set_precision(recipe: Recipe) -> None:
-    """Sets the precision of matrix products and whether kernels must be deterministic."""
+def _starts_changed(task: Task, network: nn.Module, size: int) -> bool:
+    backbone = task.backbone(network)
+    size = size if task.annotations == "labels" else min(size, PROBE_SIZE)
+    return changes_outputs(backbone, origin_of(backbone), size)
+
+
+def set_precision(recipe: Recipe, *, tune: bool = True) -> None:
+    """Sets the precision of matrix products and whether kernels must be deterministic.
+
+    Args:
+        tune: whether cuDNN measures which kernel is the fastest, which it repeats for every new size of images.
+    """
     allowed = recipe.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
-    torch.backends.cudnn.benchmark = torch.cuda.is_available() and not recipe.deterministic
+    torch.backends.cudnn.benchmark = tune and torch.cuda.is_available() and not recipe.deterministic
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # must be set before cuBLAS is initialized
     torch.use_deterministic_algorithms(recipe.deterministic, warn_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,7 @@ import torch
 
 from ..analysis import Contribution
 from ..models.checkpoints import save_weights
-from ..tasks import Scores
+from ..tasks import Scores, Task
 from .checkpoint import RunState
 from .evaluation import save_records
 from .files import TrainingError, write_json
@@ -37,8 +38,7 @@ def run_summary(
         "model": setup.recipe.model,
         "seed": setup.recipe.seed,
         "test": {
-            **{metric.name: scores.metrics[metric.name] for metric in task.eval_metrics},
-            "loss": scores.metrics["loss"],
+            **task_scores(task, scores),
             "images": scores.count,
         },
         "contribution": None if contribution is None else contribution.as_dict(),
@@ -61,6 +61,12 @@ def run_summary(
         "command": command,
         "versions": versions(),
     }
+
+
+def task_scores(task: Task, scores: Scores) -> dict[str, float | None]:
+    """Returns the metrics of a task and its loss, if it has one. Values that are not defined are None, as in JSON."""
+    names = [*(metric.name for metric in task.eval_metrics), *(["loss"] if task.evaluates_loss else [])]
+    return {name: None if math.isnan(scores.metrics[name]) else scores.metrics[name] for name in names}
 
 
 def write_results(folder: Path, setup: TrainingSetup, scores: Scores, summary: Mapping[str, Any]) -> None:

@@ -182,7 +182,7 @@ class TrainingLoop:
         row = epoch_row(setup, epoch, totals, scores, self.clock, seconds, time.perf_counter() - began)
         state.rows.append(row)
         state.seconds += row["seconds"] + row["eval_seconds"]
-        check_finite_loss(scores, epoch)
+        check_finite_loss(setup.task, scores, epoch)
         state.keep_best(setup, row)
         if self.logs is not None:
             self.logs.add(row)

@@ -17,7 +17,7 @@ classifier does not use these features. Names in the authors' checkpoints are co
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from timm.layers import DropPath, LayerNorm2d, Mlp, trunc_normal_
@@ -90,6 +90,8 @@ class ResT(StagedClassifier):
         proj_drop_rate: dropout rate after attention and MLP.
         drop_path_rate: stochastic depth rate of the last block; it increases linearly with depth.
     """
+
+    detection_layers: ClassVar[tuple[str, ...]] = ("out_norms",)  # weights of a classifier do not contain them
 
     def __init__(
         self,

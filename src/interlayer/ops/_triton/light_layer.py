@@ -46,6 +46,7 @@ from .light_layer_gradients import (
 from .map_shape import (
     FINISH_PIXELS,
     FINISH_STAGES,
+    MOST_SEGMENTS,
     SMALL_BATCH,
     MapShape,
     bound_of_sums,
@@ -342,10 +343,11 @@ _layer = DifferentiableOperator(
 def _depth_inside_tile(shape: MapShape, heads: int) -> int:
     """Returns the channels of a head if the kernel that reads the gates computes them, else 0.
 
-    That saves a launch, which a small batch takes longer for than for the gates, but every program computes them anew.
+    That saves a launch, which a small batch takes longer for than for the gates, but every program computes them anew,
+    from the sums of all segments, of which tall maps have too many.
     """
     depth = shape.channels // heads
-    fits = depth == power_of_2(depth) and depth <= shape.tiles.channels
+    fits = depth == power_of_2(depth) and depth <= shape.tiles.channels and shape.tiles.segments <= MOST_SEGMENTS
     return depth if fits and shape.tiles.samples == 1 and shape.batch <= SMALL_BATCH else 0
 
 

@@ -31,6 +31,7 @@ PIXELS_PER_PROGRAM = 784  # of small maps, as many as are wanted
 PROGRAMS = 2 if INTERPRETED else 528  # as many as are wanted: four for each multiprocessor of an H200
 SMALL_BATCH = 16
 MOST_SEGMENTS = 8  # of the rows of a sample, in small batches
+SEGMENT_ROWS = 8  # tall maps, such as those of a detector, have as many segments as have this number of rows
 
 
 class Tiles(NamedTuple):
@@ -64,7 +65,8 @@ def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
     chunks = pieces(channels, block)
     samples = max(1, min(PIXELS_PER_PROGRAM // (height * width), batch * chunks // PROGRAMS))
     groups = pieces(batch, samples)
-    wanted = max(1, min(MOST_SEGMENTS, height, pieces(PROGRAMS, groups * chunks)))
+    most = max(MOST_SEGMENTS, height // SEGMENT_ROWS)
+    wanted = max(1, min(most, height, pieces(PROGRAMS, groups * chunks)))
     rows = pieces(height, wanted)
     warps = min(16, max(1, columns * block // PER_WARP))
     return Tiles(columns, block, chunks, samples, groups, pieces(height, rows), rows, warps)

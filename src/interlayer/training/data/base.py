@@ -1,9 +1,9 @@
 """Base classes of batches: the order of an epoch, the slice of a rank, and the random numbers of a step.
 
-Step s of an epoch uses images s B to (s + 1) B of the epoch's order, and rank r uses the r-th slice of them. The random
-numbers for an image that workers augment are seeded with (seed, epoch, position in the epoch), those for a batch on the
-device with (seed, epoch, step, rank). A run that is resumed at any step, or with another number of workers, therefore
-sees the same batches.
+Step s of a pass over the images uses images s B to (s + 1) B of its order, and rank r uses the r-th slice of them. An
+epoch is one pass, unless the recipe sets its number of steps. The random numbers for an image that workers augment are
+seeded with (seed, pass, position in the pass), those for a batch on the device with (seed, epoch, step, rank). A run
+that is resumed at any step, or with another number of workers, therefore sees the same batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def open_batches(batches: Iterable[Item]) -> Iterator[Iterator[Item]]:
 
 
 def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
-    """Returns the order of the images in an epoch.
+    """Returns the order of the images in a pass, which is an epoch unless the recipe has epoch_steps.
 
     With repeated augmentation (Hoffer et al., 2020), each image is repeated several times in a row. The epoch keeps its
     length and therefore contains only some of the images.
@@ -60,6 +60,7 @@ class TrainBatches:
 
     Attributes:
         steps: number of steps in an epoch.
+        pass_steps: number of steps in one pass over the images, which is an epoch unless the recipe has epoch_steps.
         images_per_rank: number of images of each step that this rank uses.
         generator: the random number generator of `transform_batch`, on the device.
         exact_resume: whether an epoch can be resumed at any step.
@@ -70,7 +71,8 @@ class TrainBatches:
     def __init__(self, count: int, context: LoadingContext) -> None:
         self.recipe, self.ranks, self.device = context.recipe, context.ranks, context.device
         self.batch_transform = context.batch_transform
-        self.steps, self.images_per_rank = _step_sizes(count, self.recipe, self.ranks)
+        self.pass_steps, self.images_per_rank = _step_sizes(count, self.recipe, self.ranks)
+        self.steps = self.recipe.epoch_steps or self.pass_steps
         self.generator = torch.Generator(self.device)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
@@ -81,6 +83,10 @@ class TrainBatches:
         """Returns augmented images and targets on the device."""
         pixels, targets = batch
         return self.batch_transform(pixels, targets, self.generator)
+
+    def position(self, epoch: int, step: int) -> tuple[int, int]:
+        """Returns the pass over the images in which a step of an epoch is, and its place in the pass."""
+        return divmod(epoch * self.steps + step, self.pass_steps)
 
     def names(self, epoch: int, step: int) -> list[str]:
         """Returns the names of the images of this rank's batch."""
@@ -106,7 +112,7 @@ class EvalBatches:
 
 
 def _step_sizes(count: int, recipe: Recipe, ranks: Ranks) -> tuple[int, int]:
-    """Returns the number of steps in an epoch and the number of images that one rank uses in a step."""
+    """Returns the number of steps in a pass over the images and the number of images that one rank uses in a step."""
     if recipe.batch_size % (ranks.world_size * recipe.accumulate):
         raise TrainingError(
             f"batch_size={recipe.batch_size} cannot be cut into {ranks.world_size} processes x accumulate="

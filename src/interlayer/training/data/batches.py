@@ -26,6 +26,8 @@ def why_not_resident(images: Images | Stream, context: LoadingContext) -> str:
     recipe, size = context.recipe, context.transform.size
     if isinstance(images, Stream):
         return "they are a stream"
+    if context.task.annotations != "labels":
+        return "images with boxes or masks are loaded by workers"
     if recipe.crop in ("resized", "scaled"):
         return f"crop: {recipe.crop} is done by workers"
     if recipe.auto_augment or recipe.color_jitter:
@@ -60,6 +62,7 @@ def eval_batches(images: Images | Stream, context: LoadingContext) -> EvalBatche
     batch_size = recipe.eval_batch_size or max(1, trained, EVAL_PIXELS // size**2)
     if isinstance(images, Stream):
         return StreamEvalBatches(images, batch_size, context)
-    if recipe.resident != "no" and len(images) * 3 * size**2 <= RESIDENT_BYTES // 4:
+    keeps = recipe.resident != "no" and context.task.annotations == "labels"
+    if keeps and len(images) * 3 * size**2 <= RESIDENT_BYTES // 4:
         return ResidentEvalBatches(ResidentImages.of(images, context), batch_size, context)
     return LoadedEvalBatches(images, batch_size, context)

@@ -6,6 +6,7 @@ skipped silently: each problem is recorded by name, and stops the run unless the
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
 
 from ..files import TrainingError
 
@@ -53,12 +56,13 @@ class Problems:
         self.allowed, self.skip_option = on_bad_image == "skip", skip_option
         self.found: dict[str, str] = {}
 
-    def add(self, found: dict[str, str], *, only_this_rank: bool = False) -> None:
+    def add(self, found: dict[str, str], *, only_this_rank: bool = False, noun: str = "image") -> None:
         """Records images that cannot be used.
 
         Args:
             found: the reasons, by the names of the images.
             only_this_rank: whether other ranks do not meet the same images, so that this rank must report them.
+            noun: what the names stand for, if not images.
 
         Raises:
             TrainingError: if the recipe does not allow them.
@@ -68,10 +72,11 @@ class Problems:
         if not new:
             return
         first = next(iter(new))
-        count = f"{len(new)} images cannot be used; the first is {first}" if len(new) > 1 else f"{first} cannot be used"
+        count = f"{len(new)} {noun}s cannot be used; the first is {first}"
+        count = count if len(new) > 1 else f"{first} cannot be used"
         if not self.allowed:
             raise TrainingError(
-                f"{count}: {new[first]}; repair or remove it, or skip such images with {self.skip_option}"
+                f"{count}: {new[first]}; repair or remove it, or skip such {noun}s with {self.skip_option}"
             )
         others = list(new)[1:SHOWN]
         also = f" (also {', '.join(others)})" if others else ""
@@ -102,6 +107,11 @@ class Images(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def aspect_ratios(self) -> Tensor | None:
+        """The width of each image divided by its height, [N], if batches are to have similar ones; otherwise None."""
+        return None
+
     @abstractmethod
     def name(self, index: int) -> str:
         """Returns a name that identifies the image to a user."""
@@ -129,10 +139,21 @@ class ArrayImages(Images):
         return Image.fromarray(self.pixels[index])
 
 
+@dataclass(frozen=True)
+class EncodedImage:
+    """The contents of an image file that was not read from a folder, such as from standard input."""
+
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class FileImages(Images):
     """Image files without labels."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path | EncodedImage]) -> None:
         super().__init__(np.zeros(len(files), dtype=np.int64), [])
         self.files = list(files)
 
@@ -140,7 +161,8 @@ class FileImages(Images):
         return str(self.files[index])
 
     def open(self, index: int) -> Image.Image:
-        return open_rgb(self.files[index])
+        file = self.files[index]
+        return open_rgb(io.BytesIO(file.content) if isinstance(file, EncodedImage) else file)
 
 
 class Subset(Images):
@@ -149,6 +171,11 @@ class Subset(Images):
     def __init__(self, images: Images, indices: Sequence[int] | np.ndarray) -> None:
         self.images, self.indices = images, np.asarray(indices, dtype=np.int64)
         super().__init__(images.labels[self.indices], images.classes)
+
+    @property
+    def aspect_ratios(self) -> Tensor | None:
+        ratios = self.images.aspect_ratios
+        return None if ratios is None else ratios[torch.from_numpy(self.indices)]
 
     def name(self, index: int) -> str:
         return self.images.name(int(self.indices[index]))

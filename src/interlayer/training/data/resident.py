@@ -87,11 +87,16 @@ class ResidentTrainBatches(TrainBatches):
         return cls(ResidentImages.of(images, uncropped), context)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
-        order = epoch_order(len(self.images), self.recipe, epoch)[: self.steps * self.recipe.batch_size]
-        mine = order.view(self.steps, self.ranks.world_size, self.images_per_rank)[:, self.ranks.rank]
-        if self.device.type == "cuda":
-            mine = mine.pin_memory().to(self.device, non_blocking=True)
-        yield from mine[start:]
+        step = start
+        while step < self.steps:
+            number, first = self.position(epoch, step)
+            order = epoch_order(len(self.images), self.recipe, number)[: self.pass_steps * self.recipe.batch_size]
+            mine = order.view(self.pass_steps, self.ranks.world_size, self.images_per_rank)[first:, self.ranks.rank]
+            mine = mine[: self.steps - step]
+            if self.device.type == "cuda":
+                mine = mine.pin_memory().to(self.device, non_blocking=True)
+            yield from mine
+            step += len(mine)
 
     def transform_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         padding = self.recipe.padding if self.recipe.crop == "padded" else 0
@@ -99,8 +104,9 @@ class ResidentTrainBatches(TrainBatches):
         return self.batch_transform(pixels, self.images.targets[batch], self.generator)
 
     def names(self, epoch: int, step: int) -> list[str]:
-        order = epoch_order(len(self.images), self.recipe, epoch)
-        first = step * self.recipe.batch_size + self.ranks.rank * self.images_per_rank
+        number, place = self.position(epoch, step)
+        order = epoch_order(len(self.images), self.recipe, number)
+        first = place * self.recipe.batch_size + self.ranks.rank * self.images_per_rank
         return [self.images.name(int(i)) for i in order[first : first + self.images_per_rank]]
 
 

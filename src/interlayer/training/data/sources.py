@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ...tasks import task_class
 from ..files import TrainingError
 from ..recipe import Recipe
+from .annotated_sources import open_annotated, open_annotated_to_evaluate
 from .cifar import find_cifar, read_cifar
 from .class_names import ClassNames
 from .dataset import Data, cut
@@ -31,6 +33,10 @@ def open_data(recipe: Recipe, problems: Problems | None = None) -> Data:
         recipe: names the data, its options and the images to hold out of training.
         problems: collects images that cannot be used; created from the recipe if None.
     """
+    if task_class(recipe.task).annotations != "labels":
+        annotated = open_annotated(recipe)
+        _hold_out(annotated, recipe)
+        return annotated
     problems = problems or Problems(recipe.on_bad_image)
     name, data = recipe.data, None
     kind = name.split("/", 1)[0]
@@ -73,6 +79,10 @@ def open_data_to_evaluate(
         problems: collects images that cannot be used.
         labels: a file with the right labels of ImageNet's validation images, or "real"; see `relabeled`.
     """
+    if task_class(recipe.task).annotations != "labels":
+        if labels is not None:
+            raise TrainingError(f"labels={labels} is for classifiers, not for task={recipe.task}")
+        return open_annotated_to_evaluate(recipe, classes.names, split)
     path = Path(recipe.data).expanduser()
     if labels is not None:
         return open_relabeled_folder(path, recipe, classes, split, problems, labels=labels)

@@ -41,11 +41,16 @@ class ImageTransform:
     crop_mode: str = "center"
 
     @classmethod
-    def of(cls, network: nn.Module, recipe: Recipe) -> ImageTransform:
-        """Returns the transform of a recipe. Values that it does not give come from the network's configuration."""
+    def of(cls, network: nn.Module, recipe: Recipe, size: int | None = None) -> ImageTransform:
+        """Returns the transform of a recipe. Values that it does not give come from the network's configuration.
+
+        Args:
+            network: has the configuration.
+            size: height and width, if they are not those of the recipe.
+        """
         config = timm.data.resolve_model_data_config(network)
         return cls(
-            recipe.image_size or config["input_size"][-1],
+            size or recipe.image_size or config["input_size"][-1],
             tuple(recipe.mean or config["mean"]),
             tuple(recipe.std or config["std"]),
             recipe.interpolation,

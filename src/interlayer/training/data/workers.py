@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from ...tasks import Task
 from ..files import TrainingError
 from ..lock import close_locks
 from ..stop import prepare_worker_signals
-from .base import EvalBatches, TrainBatches, epoch_order, eval_places
+from .base import EvalBatches, TrainBatches, eval_places
 from .context import LoadingContext
 from .images import Images, Unusable, unreadable
-from .seeds import mixed_seed, temporary_seed
+from .joint_transforms import JointTransform, LoadedSamples
+from .sampling import make_sampler
+from .seeds import temporary_seed
 
+PADDING_SIZE = 32  # height and width of an image that fills a batch, if images have different sizes
 Collated = tuple[Tensor | None, Tensor | None, Tensor | None, list[Unusable]]
 
 
@@ -45,25 +48,12 @@ class LoadedImages(Dataset):
         return pixels, self.images.target(index), index
 
 
-class EpochSampler(Sampler):
-    """Yields the keys of `LoadedImages` for one epoch, in batches. `epoch` and `start` are set before each pass."""
-
-    def __init__(self, count: int, batches: TrainBatches) -> None:
-        self.count, self.recipe, self.ranks = count, batches.recipe, batches.ranks
-        self.steps, self.images_per_rank = batches.steps, batches.images_per_rank
-        self.epoch = self.start = 0
-
-    def indices(self, step: int, order: Tensor) -> list[tuple[int, int]]:
-        first = step * self.recipe.batch_size + self.ranks.rank * self.images_per_rank
-        return [
-            (mixed_seed("image", self.recipe.seed, self.epoch, place), int(order[place]))
-            for place in range(first, first + self.images_per_rank)
-        ]
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = epoch_order(self.count, self.recipe, self.epoch)
-        for step in range(self.start, self.steps):
-            yield self.indices(step, order)
+def load_images(images: Images, context: LoadingContext, *, training: bool) -> Dataset:
+    """Returns the dataset that workers load: images with a label, or with boxes and masks that are transformed too."""
+    transform, recipe = context.transform, context.recipe
+    if context.task.annotations != "labels":
+        return LoadedSamples(images, JointTransform.of(recipe, context.task).training() if training else None)
+    return LoadedImages(images, transform.training(recipe) if training else transform.evaluation())
 
 
 @dataclass(frozen=True)
@@ -115,8 +105,8 @@ class LoadedTrainBatches(TrainBatches):
     def __init__(self, images: Images, context: LoadingContext) -> None:
         super().__init__(len(images), context)
         self.images, self.problems = images, context.problems
-        self.sampler = EpochSampler(len(images), self)
-        dataset = LoadedImages(images, context.transform.training(self.recipe))
+        self.sampler = make_sampler(images, self)
+        dataset = load_images(images, context, training=True)
         collate = Collate(context.task)
         self.loader = make_loader(
             dataset, self.recipe.workers, self.device, batch_sampler=self.sampler, collate_fn=collate
@@ -132,8 +122,7 @@ class LoadedTrainBatches(TrainBatches):
 
     def names(self, epoch: int, step: int) -> list[str]:
         self.sampler.epoch = epoch
-        order = epoch_order(len(self.images), self.recipe, epoch)
-        return [self.images.name(index) for _, index in self.sampler.indices(step, order)]
+        return [self.images.name(index) for _, index in self.sampler.indices(step)]
 
 
 class LoadedEvalBatches(EvalBatches):
@@ -147,10 +136,11 @@ class LoadedEvalBatches(EvalBatches):
         self.count, self.device, self.problems = len(images), context.device, context.problems
         places = eval_places(self.count, batch_size, context.ranks)
         keys = [[(0, int(place)) for place in batch] for batch in places]
-        dataset = LoadedImages(images, context.transform.evaluation())
+        dataset = load_images(images, context, training=False)
         workers = context.recipe.workers if workers is None else workers
-        size = context.transform.size
-        target = images.target(0) if self.count else None  # the target of padding, which is ignored
+        has_labels = context.task.annotations == "labels"
+        size = context.transform.size if has_labels else PADDING_SIZE
+        target = images.target(0) if self.count and has_labels else None  # the target of padding, which is ignored
         padding = torch.zeros(3, size, size, dtype=torch.uint8), target, -1
         collate = Collate(context.task, padding)
         self.loader = make_loader(dataset, workers, self.device, batch_sampler=keys, collate_fn=collate)

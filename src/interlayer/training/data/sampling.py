@@ -1,0 +1,49 @@
+"""The order in which workers load the images of an epoch, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from .base import TrainBatches, epoch_order
+from .images import Images
+from .seeds import mixed_seed
+
+
+class EpochSampler(Sampler):
+    """Yields the keys of `LoadedImages` for one epoch, in batches. `epoch` and `start` are set before each pass."""
+
+    def __init__(self, count: int, batches: TrainBatches) -> None:
+        self.count, self.batches, self.recipe, self.ranks = count, batches, batches.recipe, batches.ranks
+        self.epoch = self.start = 0
+        self._order: tuple[int, Tensor] | None = None
+
+    def order(self, number: int) -> Tensor:
+        """Returns the order of the images in a pass."""
+        return epoch_order(self.count, self.recipe, number)
+
+    def indices(self, step: int) -> list[tuple[int, int]]:
+        """Returns the keys of this rank's batch in a step of the epoch."""
+        number, place = self.batches.position(self.epoch, step)
+        if self._order is None or self._order[0] != number:
+            self._order = number, self.order(number)
+        order = self._order[1]
+        first = place * self.recipe.batch_size + self.ranks.rank * self.batches.images_per_rank
+        return [
+            (mixed_seed("image", self.recipe.seed, number, index), int(order[index]))
+            for index in range(first, first + self.batches.images_per_rank)
+        ]
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for step in range(self.start, self.batches.steps):
+            yield self.indices(step)
+
+
+def make_sampler(images: Images, batches: TrainBatches) -> EpochSampler:
+    """Returns the sampler of a source: by aspect ratio if its images have different ones and keep them."""
+    from .aspect_ratio import AspectRatioSampler
+
+    ratios = images.aspect_ratios
+    return EpochSampler(len(images), batches) if ratios is None else AspectRatioSampler(ratios, batches)
