@@ -16,6 +16,8 @@ from run_folders import assert_same_run
 from interlayer.experiments import TrainedNetwork, compare, evaluate
 from interlayer.experiments.trained import read_run
 from interlayer.models import save_weights
+from interlayer.models.build import ModelError
+from interlayer.models.dense import detector
 from interlayer.tasks.detection_records import MASK_SIZE, detection_quality, pack_masks, unpack_masks
 from interlayer.tasks.padded import PaddedTargets, pad_together
 from interlayer.training import Trainer, train
@@ -141,6 +143,19 @@ def test_a_loss_that_is_not_finite_stops_with_the_names_of_the_images(objects, t
     with pytest.raises(TrainingError, match=r"not finite at epoch 1.*train\d\.png"):
         list(trainer.run())
     trainer.close()
+
+
+def test_norms_of_the_pyramid_are_an_option():
+    counts = {}
+    for norm in ("none", "batch", "group"):
+        pyramid = detector("faster_rcnn", backbone="resnet10t", num_classes=2, pyramid_norm=norm).backbone.fpn
+        counts[norm] = sum(isinstance(m, (torch.nn.GroupNorm, torch.nn.BatchNorm2d)) for m in pyramid.modules())
+    assert counts == {"none": 0, "batch": 8, "group": 8}
+    with (
+        torch.no_grad(),
+        pytest.raises(ModelError, match="pyramid_norm must be one of none, batch"),
+    ):
+        detector("faster_rcnn", backbone="resnet10t", num_classes=2, pyramid_norm="layer")
 
 
 def test_boxes_without_masks_and_unknown_options_are_one_sentence(objects, tmp_path):
