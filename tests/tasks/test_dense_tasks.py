@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -192,6 +193,9 @@ def test_the_quality_of_an_image_counts_confident_detections():
 def test_padded_targets_move_and_pad():
     targets = PaddedTargets([(2, 3), (1, 1)], [{"boxes": torch.zeros(1, 4)}, {"boxes": torch.zeros(0, 4)}])
     assert targets.to(torch.device("meta")).targets[0]["boxes"].is_meta
+    copied = pickle.loads(pickle.dumps(targets))
+    assert copied.sizes == targets.sizes
+    assert [target["boxes"].shape for target in copied] == [(1, 4), (0, 4)]
     assert pad_together([torch.ones(1, 2, 3), torch.ones(1, 4, 1)], 7).sum() == 6 + 4 + 7 * (24 - 10)
 
 
@@ -228,3 +232,16 @@ def test_two_processes_train_and_evaluate_together(task, data_of, tmp_path):
     summary = json.loads((tmp_path / "two" / "summary.json").read_text())
     assert (summary["processes"], summary["test"]["images"]) == (2, 4)
     assert len(read_run(tmp_path / "two").records["quality"]) == 4
+
+
+def test_other_data_is_evaluated_with_the_classes_of_the_network(objects, tmp_path):
+    train(small_recipe("detect", objects, model="resnet10t"), tmp_path / "run")
+    trained = TrainedNetwork(tmp_path / "run")
+    other = write_objects(tmp_path / "other", (("val", 3),))
+    assert evaluate(trained, str(other))["images"] == 3
+    with pytest.raises(TrainingError, match="has no test split: it holds validation"):
+        evaluate(trained, str(other), split="test")
+    text = (other / "val.json").read_text().replace('"red"', '"green"')
+    (other / "val.json").write_text(text)
+    with pytest.raises(TrainingError, match="green"):
+        evaluate(trained, str(other))
