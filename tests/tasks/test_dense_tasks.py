@@ -245,3 +245,19 @@ def test_other_data_is_evaluated_with_the_classes_of_the_network(objects, tmp_pa
     (other / "val.json").write_text(text)
     with pytest.raises(TrainingError, match="green"):
         evaluate(trained, str(other))
+
+
+def test_retinanet_trains_with_its_own_losses_and_labels(objects, tmp_path):
+    options = {"pyramid_channels": 32, "topk_candidates": 50, "anchor_sizes": [8, 16, 32, 64, 128]}
+    recipe = small_recipe("detect", objects, detector="retinanet", head_options=options)
+    trainer = Trainer(recipe, tmp_path / "run")
+    steps = trainer.run()
+    progress = next(progress for progress in steps if progress.what == "training" and progress.step == 2)
+    assert [metric.name for metric in progress.metrics] == ["class_loss", "box_loss"]
+    setup = trainer.loop.setup
+    assert setup.task.first_label == 0
+    pixels, targets, _ = next(iter(setup.held_out))
+    with torch.no_grad():
+        found = setup.task.forward(setup.network.eval(), setup.batches.batch_transform.normalize(pixels), targets)
+    assert all(set(entry["labels"].tolist()) <= {0, 1} for entry in found)
+    trainer.close()

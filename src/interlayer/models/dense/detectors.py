@@ -91,7 +91,7 @@ def _retinanet(body: FeatureMaps, num_classes: int, predict_background: bool, py
     backbone = PyramidBackbone(body, extra="p6p7", **pyramid)
     sizes = tuple(tuple(int(size * 2 ** (octave / 3)) for octave in range(3)) for size in (32, 64, 128, 256, 512))
     anchors = AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
-    return RetinaNet(backbone, num_classes, anchor_generator=anchors, **options)
+    return RetinaNet(backbone, num_classes, **{"anchor_generator": anchors, **options})
 
 
 CLASSES = {"faster_rcnn": FasterRCNN, "mask_rcnn": MaskRCNN, "retinanet": RetinaNet}
