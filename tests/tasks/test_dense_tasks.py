@@ -92,6 +92,7 @@ def test_a_detector_learns_to_find_the_rectangles(objects, tmp_path):
     assert summary["test"]["box_ap50"] > 0.9
 
 
+@pytest.mark.slow
 def test_it_is_compared_with_and_without_a_mechanism(label_maps, tmp_path):
     recipe = small_recipe("segment", label_maps)
     found = compare(recipe, ["resnet10t", "resnet10t+mrla_light"], tmp_path / "compared", seeds=[0])
@@ -247,6 +248,7 @@ def test_other_data_is_evaluated_with_the_classes_of_the_network(objects, tmp_pa
         evaluate(trained, str(other))
 
 
+@pytest.mark.slow
 def test_retinanet_trains_with_its_own_losses_and_labels(objects, tmp_path):
     options = {"pyramid_channels": 32, "topk_candidates": 50, "anchor_sizes": [8, 16, 32, 64, 128]}
     recipe = small_recipe("detect", objects, detector="retinanet", head_options=options)
