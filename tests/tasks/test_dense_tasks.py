@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from run_folders import assert_same_run
 from interlayer.experiments import TrainedNetwork, compare, evaluate
 from interlayer.experiments.trained import read_run
 from interlayer.models import save_weights
+from interlayer.models.build import ModelError
+from interlayer.models.dense import detector
 from interlayer.tasks.detection_records import MASK_SIZE, detection_quality, pack_masks, unpack_masks
 from interlayer.tasks.padded import PaddedTargets, pad_together
 from interlayer.training import Trainer, train
@@ -89,6 +92,7 @@ def test_a_detector_learns_to_find_the_rectangles(objects, tmp_path):
     assert summary["test"]["box_ap50"] > 0.9
 
 
+@pytest.mark.slow
 def test_it_is_compared_with_and_without_a_mechanism(label_maps, tmp_path):
     recipe = small_recipe("segment", label_maps)
     found = compare(recipe, ["resnet10t", "resnet10t+mrla_light"], tmp_path / "compared", seeds=[0])
@@ -143,6 +147,19 @@ def test_a_loss_that_is_not_finite_stops_with_the_names_of_the_images(objects, t
     trainer.close()
 
 
+def test_norms_of_the_pyramid_are_an_option():
+    counts = {}
+    for norm in ("none", "batch", "group"):
+        pyramid = detector("faster_rcnn", backbone="resnet10t", num_classes=2, pyramid_norm=norm).backbone.fpn
+        counts[norm] = sum(isinstance(m, (torch.nn.GroupNorm, torch.nn.BatchNorm2d)) for m in pyramid.modules())
+    assert counts == {"none": 0, "batch": 8, "group": 8}
+    with (
+        torch.no_grad(),
+        pytest.raises(ModelError, match="pyramid_norm must be one of none, batch"),
+    ):
+        detector("faster_rcnn", backbone="resnet10t", num_classes=2, pyramid_norm="layer")
+
+
 def test_boxes_without_masks_and_unknown_options_are_one_sentence(objects, tmp_path):
     with pytest.raises(RecipeError, match=r"head_options\.freeze_stages: set the key freeze_stages instead"):
         train(small_recipe("detect", objects, head_options={"freeze_stages": 1}), tmp_path / "a")
@@ -177,6 +194,9 @@ def test_the_quality_of_an_image_counts_confident_detections():
 def test_padded_targets_move_and_pad():
     targets = PaddedTargets([(2, 3), (1, 1)], [{"boxes": torch.zeros(1, 4)}, {"boxes": torch.zeros(0, 4)}])
     assert targets.to(torch.device("meta")).targets[0]["boxes"].is_meta
+    copied = pickle.loads(pickle.dumps(targets))
+    assert copied.sizes == targets.sizes
+    assert [target["boxes"].shape for target in copied] == [(1, 4), (0, 4)]
     assert pad_together([torch.ones(1, 2, 3), torch.ones(1, 4, 1)], 7).sum() == 6 + 4 + 7 * (24 - 10)
 
 
@@ -213,3 +233,33 @@ def test_two_processes_train_and_evaluate_together(task, data_of, tmp_path):
     summary = json.loads((tmp_path / "two" / "summary.json").read_text())
     assert (summary["processes"], summary["test"]["images"]) == (2, 4)
     assert len(read_run(tmp_path / "two").records["quality"]) == 4
+
+
+def test_other_data_is_evaluated_with_the_classes_of_the_network(objects, tmp_path):
+    train(small_recipe("detect", objects, model="resnet10t"), tmp_path / "run")
+    trained = TrainedNetwork(tmp_path / "run")
+    other = write_objects(tmp_path / "other", (("val", 3),))
+    assert evaluate(trained, str(other))["images"] == 3
+    with pytest.raises(TrainingError, match="has no test split: it holds validation"):
+        evaluate(trained, str(other), split="test")
+    text = (other / "val.json").read_text().replace('"red"', '"green"')
+    (other / "val.json").write_text(text)
+    with pytest.raises(TrainingError, match="green"):
+        evaluate(trained, str(other))
+
+
+@pytest.mark.slow
+def test_retinanet_trains_with_its_own_losses_and_labels(objects, tmp_path):
+    options = {"pyramid_channels": 32, "topk_candidates": 50, "anchor_sizes": [8, 16, 32, 64, 128]}
+    recipe = small_recipe("detect", objects, detector="retinanet", head_options=options)
+    trainer = Trainer(recipe, tmp_path / "run")
+    steps = trainer.run()
+    progress = next(progress for progress in steps if progress.what == "training" and progress.step == 2)
+    assert [metric.name for metric in progress.metrics] == ["class_loss", "box_loss"]
+    setup = trainer.loop.setup
+    assert setup.task.first_label == 0
+    pixels, targets, _ = next(iter(setup.held_out))
+    with torch.no_grad():
+        found = setup.task.forward(setup.network.eval(), setup.batches.batch_transform.normalize(pixels), targets)
+    assert all(set(entry["labels"].tolist()) <= {0, 1} for entry in found)
+    trainer.close()

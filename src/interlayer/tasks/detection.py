@@ -176,6 +176,20 @@ class Detection(DenseTask):
         """Returns all detections of each image: class, score, box and, of instances, mask."""
         return [describe_detections(found, self.classes) for found in outputs]
 
+    def show_details(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        """Returns a row for each kind of average precision: of masks and of boxes."""
+        kinds = ("mask", "box") if self.annotations == "masks" else ("box",)
+        metrics = {kind: average_precision_metrics(kind) for kind in kinds}
+        columns = [metric.title.removeprefix(f"{kinds[0]} ") for metric in metrics[kinds[0]]]
+        rows = [
+            [f"{kind}es" if kind == "box" else f"{kind}s", *(m.format(evaluation[m.name]) for m in metrics[kind])]
+            for kind in kinds
+        ]
+        title = f"{evaluation['model']} on {evaluation['data']}, {evaluation['images']:,} images"
+        counted = self.max_detections
+        note = "" if counted == MAX_DETECTIONS else f"{counted} detections of an image count, where COCO counts 100."
+        return [Table(title, ["", *columns], rows, note)]
+
     def show_predictions(self, found: Sequence[Mapping[str, Any]]) -> Table:
         return detection_table(found, self.classes)
 

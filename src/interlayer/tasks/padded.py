@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Size = tuple[int, int]  # height and width
 
@@ -41,12 +43,31 @@ class PaddedTargets:
         places = torch.arange(len(self)).tensor_split(count)
         return [PaddedTargets([self.sizes[i] for i in p], [self.targets[i] for i in p]) for p in places]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles all tensors of one dtype as one, because workers send each tensor with a file of its own."""
+        leaves, structure = tree_flatten(self.targets)
+        groups: dict[torch.dtype, list[int]] = {}
+        for place, leaf in enumerate(leaves):
+            groups.setdefault(leaf.dtype, []).append(place)
+        packed = [(places, torch.cat([leaves[place].flatten() for place in places])) for places in groups.values()]
+        return _unpacked, (self.sizes, structure, [tuple(leaf.shape) for leaf in leaves], packed)
+
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> PaddedTargets:
         targets = [
             {key: function(value) for key, value in target.items()} if isinstance(target, dict) else function(target)
             for target in self.targets
         ]
         return PaddedTargets(self.sizes, targets)
+
+
+def _unpacked(sizes: Sequence[Size], structure: Any, shapes: Sequence[Any], packed: Sequence[Any]) -> PaddedTargets:
+    """Returns the targets that `PaddedTargets.__reduce__` packed."""
+    leaves: list[Any] = [None] * len(shapes)
+    for places, values in packed:
+        parts = values.split([math.prod(shapes[place]) for place in places])
+        for place, part in zip(places, parts, strict=True):
+            leaves[place] = part.view(shapes[place])
+    return PaddedTargets(sizes, tree_unflatten(leaves, structure))
 
 
 def pad_together(images: Sequence[Tensor], value: int = 0) -> Tensor:

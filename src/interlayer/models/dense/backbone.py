@@ -245,7 +245,8 @@ def _freeze(maps: FeatureMaps, stages: int, first_level: int, name: str, image_s
         break
 
     def reached(maps: Sequence[Tensor]) -> list[bool]:
-        total = torch.stack([x.sum() for x in maps if x.requires_grad]).sum()
+        with torch.enable_grad():
+            total = torch.stack([x.sum() for x in maps if x.requires_grad]).sum()
         grads = torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True)
         return [grad is not None for grad in grads]
 

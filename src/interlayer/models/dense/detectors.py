@@ -14,6 +14,7 @@ loss of the RoI heads is smooth L1 with beta 1/9 (mmdetection: L1).
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -33,6 +34,11 @@ from .transform import DetectorTransform
 OWN_OPTIONS = {  # arguments of torchvision's classes that `detector` sets itself
     "min_size", "max_size", "image_mean", "image_std", "box_predictor", "mask_predictor",
 }  # fmt: skip
+NORMS: dict[str, Callable[[int], nn.Module] | None] = {
+    "none": None,
+    "batch": nn.BatchNorm2d,
+    "group": lambda channels: nn.GroupNorm(math.gcd(32, channels), channels),
+}
 HEAD_CHANNELS = 1024  # of the two linear layers of torchvision's box head
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -45,29 +51,30 @@ class PyramidBackbone(nn.Module):
         channels: channels of all maps of the pyramid.
         extra: the levels beyond the last map: "pool" for one that is max pooled, or "p6p7" for two convolutions, of
             which the first takes the last map of the backbone.
+        norm: "batch" or "group" for a norm after each convolution of the pyramid, or "none".
     """
 
-    def __init__(self, body: FeatureMaps, *, channels: int, extra: str) -> None:
+    def __init__(self, body: FeatureMaps, *, channels: int, extra: str, norm: str = "none") -> None:
         super().__init__()
         self.body, self.out_channels = body, channels
         inputs = body.channels
         block = LastLevelMaxPool() if extra == "pool" else LastLevelP6P7(inputs[-1], channels)
-        self.fpn = FeaturePyramidNetwork(inputs, channels, extra_blocks=block)
+        self.fpn = FeaturePyramidNetwork(inputs, channels, extra_blocks=block, norm_layer=NORMS[norm])
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.body(images)
         return self.fpn(OrderedDict((str(index), x) for index, x in enumerate(maps)))
 
 
-def _faster_rcnn(body: FeatureMaps, num_classes: int, channels: int, predict_background: bool, **options: Any) -> Any:
-    backbone = PyramidBackbone(body, channels=channels, extra="pool")
+def _faster_rcnn(body: FeatureMaps, num_classes: int, predict_background: bool, pyramid: Any, **options: Any) -> Any:
+    backbone = PyramidBackbone(body, extra="pool", **pyramid)
     if predict_background:
         return FasterRCNN(backbone, num_classes + 1, **options)
     return FasterRCNN(backbone, box_predictor=BoxPredictor(HEAD_CHANNELS, num_classes), **options)
 
 
-def _mask_rcnn(body: FeatureMaps, num_classes: int, channels: int, predict_background: bool, **options: Any) -> Any:
-    backbone = PyramidBackbone(body, channels=channels, extra="pool")
+def _mask_rcnn(body: FeatureMaps, num_classes: int, predict_background: bool, pyramid: Any, **options: Any) -> Any:
+    backbone = PyramidBackbone(body, extra="pool", **pyramid)
     if predict_background:
         return MaskRCNN(backbone, num_classes + 1, **options)
     return MaskRCNN(
@@ -78,13 +85,13 @@ def _mask_rcnn(body: FeatureMaps, num_classes: int, channels: int, predict_backg
     )
 
 
-def _retinanet(body: FeatureMaps, num_classes: int, channels: int, predict_background: bool, **options: Any) -> Any:
+def _retinanet(body: FeatureMaps, num_classes: int, predict_background: bool, pyramid: Any, **options: Any) -> Any:
     if predict_background:
         raise ModelError("predict_background is for faster_rcnn and mask_rcnn: retinanet has no background class")
-    backbone = PyramidBackbone(body, channels=channels, extra="p6p7")
+    backbone = PyramidBackbone(body, extra="p6p7", **pyramid)
     sizes = tuple(tuple(int(size * 2 ** (octave / 3)) for octave in range(3)) for size in (32, 64, 128, 256, 512))
     anchors = AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
-    return RetinaNet(backbone, num_classes, anchor_generator=anchors, **options)
+    return RetinaNet(backbone, num_classes, **{"anchor_generator": anchors, **options})
 
 
 CLASSES = {"faster_rcnn": FasterRCNN, "mask_rcnn": MaskRCNN, "retinanet": RetinaNet}
@@ -107,6 +114,7 @@ def detector(
     stochastic_depth: bool = False,
     vit_blocks: Sequence[int] | None = None,
     pyramid_channels: int = 256,
+    pyramid_norm: str = "none",
     predict_background: bool = False,
     resize: bool = True,
     min_size: int = 800,
@@ -135,6 +143,8 @@ def detector(
         stochastic_depth: whether mechanisms keep their stochastic depth; MRLA switches it off (B.3).
         vit_blocks: the four blocks of a plain ViT that the pyramid reads.
         pyramid_channels: channels of the feature pyramid.
+        pyramid_norm: "batch" or "group" for a norm after each convolution of the feature pyramid, which backbones need
+            whose maps have large values; "none", as in the papers.
         predict_background: whether the box and mask predictors have an output for the background, as in torchvision.
         resize: whether the detector resizes images. If False, images keep the size that the data gives them.
         min_size: length of the short side of resized images.
@@ -151,6 +161,8 @@ def detector(
     """
     if name not in DETECTORS:
         raise ModelError(f"unknown detector {name!r}: expected one of {', '.join(DETECTORS)}")
+    if pyramid_norm not in NORMS:
+        raise ModelError(f"pyramid_norm must be one of {', '.join(NORMS)}, got {pyramid_norm!r}")
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
         raise ModelError(f"num_classes must be a positive number, without the background, got {num_classes!r}")
     accepted = set(signature(CLASSES[name]).parameters) - {"backbone", "num_classes", "kwargs", *OWN_OPTIONS}
@@ -173,6 +185,7 @@ def detector(
     std = list(std if std is not None else config.get("std") or IMAGENET_STD)
     sizes: dict[str, Any] = {"min_size": min_size, "max_size": max_size, "image_mean": mean, "image_std": std}
     given = {**sizes, **(detector_options or {})}
-    model = DETECTORS[name](body, num_classes, pyramid_channels, predict_background, **given)
+    pyramid = {"channels": pyramid_channels, "norm": pyramid_norm}
+    model = DETECTORS[name](body, num_classes, predict_background, pyramid, **given)
     model.transform = DetectorTransform(min_size, max_size, mean, std, size_divisible=body.stride, resizes=resize)
     return model

@@ -1,8 +1,8 @@
 """Transforms of an image together with its boxes and masks, with torchvision's v2 transforms.
 
-Each training image is resized once, here; the detector must not resize it again: torchvision's
-`GeneralizedRCNNTransform` with ``_skip_resize=True`` does not, in training. Evaluation leaves images and targets as
-they are: the detector resizes the image once, and returns boxes and masks of the original size.
+Each training image is resized once, here: `interlayer.models.dense.padded.NormalizedImages` does not resize it again.
+Evaluation leaves images and targets as they are: the detector resizes the image once, on the device, and returns boxes
+and masks of the original size.
 """
 
 from __future__ import annotations
