@@ -1,5 +1,7 @@
 """Transforms of images with boxes and masks, and batches of similar aspect ratio."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms import v2
 
+from interlayer.tasks import make_task
+from interlayer.training import load_recipe
 from interlayer.training.data.annotated import annotation_problems
 from interlayer.training.data.aspect_ratio import AspectRatioSampler, grouped_order
 from interlayer.training.data.coco import read_coco
@@ -188,3 +192,11 @@ def test_the_sampler_is_deterministic_resumable_and_cut_into_ranks():
     assert [[*a, *b] for a, b in zip(*halves, strict=True)] == keys(1)
     wide = [{bool(ratios[index] >= 1) for _, index in batch} for batch in keys(1)]
     assert sum(len(kinds) > 1 for kinds in wide) <= 1
+
+
+@pytest.mark.parametrize(("crop", "count"), [("none", 11), ("scaled", 321)])
+def test_whole_images_have_few_sizes(crop, count):
+    """Every size of a batch costs cuDNN seconds; windows of one size may be cut from images of any size."""
+    recipe = load_recipe("finetune_detection", [f"crop={crop}", "image_size=400"], model="resnet18", data="x")
+    sides = JointTransform.of(recipe, make_task(dataclasses.asdict(recipe), ["cell"])).short_sides
+    assert (len(sides), min(sides), max(sides)) == (count, 480, 800)

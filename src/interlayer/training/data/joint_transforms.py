@@ -26,6 +26,7 @@ from .images import Images, Unusable, unreadable
 from .seeds import temporary_seed
 
 SHORT_SIDE, LONG_SIDE = 800, 1333
+SIDE_STEP = 32  # pixels between two lengths of the shorter side of a whole image
 HALONET_JITTER = (4 / 5, 5 / 4)
 
 
@@ -60,8 +61,10 @@ class JointTransform:
     def of(cls, recipe: Recipe, task: Task) -> JointTransform:
         """Returns the transform of a recipe for the annotations of its task."""
         low, high = recipe.shorter_side
+        # Whole images have one of a few sizes: cuDNN prepares its convolutions anew for each size of a batch.
+        step = SIDE_STEP if recipe.crop == "none" else 1
         return cls(
-            range(low, high + 1),
+            sorted({*range(low, high, step), high}),
             recipe.longer_side,
             None if recipe.crop == "none" else recipe.image_size,
             (recipe.scale_jitter[0], recipe.scale_jitter[1]),
