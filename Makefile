@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-slow check format clean
+.PHONY: run test test-slow check format docs gallery clean
 
 run: $(VENV)/.run
 	$(BIN)/interlayer compare
@@ -23,6 +23,12 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs
+	$(BIN)/python docs/build_site.py
+
+gallery: $(VENV)/.dev
+	$(BIN)/python docs/draw_gallery.py
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -33,6 +39,10 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@ $(VENV)/.run
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@ $(VENV)/.run
 
 clean:

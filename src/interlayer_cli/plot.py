@@ -161,6 +161,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
 
 
 def _save(figure: Any, output: Path) -> None:
+    figure.draw_without_rendering()  # a constrained layout fits its labels only when it is computed a second time
     try:
         figure.savefig(output, dpi=150)
     except ValueError as error:  # matplotlib does not support the suffix
