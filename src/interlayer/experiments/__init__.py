@@ -1,10 +1,12 @@
-"""Experiments: comparison of networks and its statistics, evaluation and prediction."""
+"""Experiments: comparison of networks and its statistics, evaluation, robustness and prediction."""
 
 from .compare import Comparison, compare, networks_of
 from .evaluate import evaluate
 from .export import ExportError, ExportReport, export_model, export_source
 from .predict import image_files, predict
 from .pretrained import PretrainedNetwork, load_network
+from .robustness import Robustness, robustness
+from .robustness_table import robustness_table, strength_sources
 from .shown_images import open_test_images, some_test_images
 from .statistics import Difference, paired_difference, verdict
 from .table import comparison_rows, comparison_table
@@ -17,6 +19,7 @@ __all__ = [
     "ExportReport",
     "LoadedNetwork",
     "PretrainedNetwork",
+    "Robustness",
     "TrainedNetwork",
     "compare",
     "comparison_rows",
@@ -32,7 +35,10 @@ __all__ = [
     "paired_difference",
     "predict",
     "read_run",
+    "robustness",
+    "robustness_table",
     "some_test_images",
+    "strength_sources",
     "task_of",
     "verdict",
 ]

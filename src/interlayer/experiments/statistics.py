@@ -51,15 +51,20 @@ def paired_difference(first: Sequence[float], second: Sequence[float], resolutio
         resolution: the smallest difference that can be measured, such as one test image. It is the minimum half-width
             of the interval.
     """
-    from scipy.special import stdtrit
-
     differences = [b - a for a, b in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return Difference(mean, None, None)
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    half_width = max(float(stdtrit(len(differences) - 1, (1 + CONFIDENCE) / 2)) * error, resolution)
+    half_width = max(interval_half_width(differences), resolution)
     return Difference(mean, mean - half_width, mean + half_width)
+
+
+def interval_half_width(values: Sequence[float]) -> float:
+    """Returns half the width of Student's t interval of the mean of at least two values."""
+    from scipy.special import stdtrit
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
 
 
 def spread(values: Sequence[float]) -> float:
