@@ -3,6 +3,8 @@
 import html
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,3 +102,19 @@ def test_it_renders_without_errors_without_a_network_and_on_a_phone(browser, pag
     assert all(done and width > 0 and alt for done, width, alt in sizes)
     headings = [heading.text for heading in browser.find_elements("tag name", "h2")]
     assert headings == ["Scores", "By strength", "Examples", "Whose strengths", "Again"]
+
+
+def test_the_examples_of_the_documentation_run(finished_run, tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text()
+    experiment, attack = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain", "mrla"):
+        shutil.copytree(finished_run, tmp_path / "runs" / name)
+    exec(experiment.replace("images=200", "images=20"), {})
+    assert "FGSM" in capsys.readouterr().out
+    assert (tmp_path / "robustness.html").is_file()
+    images = torch.rand(2, 3, 4, 4)
+    names = {"torch": torch, "model": torch.nn.Flatten(), "mean": 0.5, "std": 0.2, "images": images}
+    names["labels"] = torch.tensor([0, 1])
+    exec(attack, names)
+    assert (names["attacked"] - images).abs().max() <= 4 / 255 + 1e-6
