@@ -264,6 +264,14 @@ def test_networks_of_different_data_or_tasks_are_refused(network):
         robustness({"a": network}, repeats=0)
 
 
+def test_a_task_that_has_no_loss_of_predictions_is_not_attacked(network, monkeypatch):
+    monkeypatch.setattr(type(network.task), "why_not_attacked", "its predictions are boxes")
+    message = "task=classification cannot be attacked, its predictions are boxes: leave fgsm and pgd out"
+    with pytest.raises(TrainingError, match=message):
+        robustness({"a": network}, perturbations=FEW)
+    assert robustness({"a": network}, perturbations=FEW[:1], images=10).images == 10
+
+
 def test_more_images_than_there_are_is_all_of_them(network):
     found = robustness({"a": network}, perturbations=[], images=100_000)
     assert found.images == 360

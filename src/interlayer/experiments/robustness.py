@@ -152,7 +152,7 @@ def robustness(
     """
     if repeats < 1:
         raise TrainingError(f"expected repeats of at least 1, got {repeats}")
-    _check_together(networks, data)
+    _check_together(networks, data, perturbations)
     conditions = [Condition(), *(Condition(row, strength) for row in perturbations for strength in row.strengths)]
     scores: dict[str, dict[Condition, PerturbedScore]] = {}
     notes: dict[str, None] = {}
@@ -190,13 +190,19 @@ def robustness(
     )  # fmt: skip
 
 
-def _check_together(networks: Mapping[str, LoadedNetwork], data: str | None) -> None:
-    """Raises if the networks cannot be evaluated on the same images with the same metric."""
+def _check_together(
+    networks: Mapping[str, LoadedNetwork], data: str | None, perturbations: Sequence[Perturbation]
+) -> None:
+    """Raises if the networks cannot be evaluated on the same images, with the same metric and these perturbations."""
     if not networks:
         raise TrainingError("expected at least one network")
     tasks = {trained.task.name for trained in networks.values()}
     if len(tasks) > 1:
         raise TrainingError(f"the networks have different tasks, {' and '.join(sorted(tasks))}: give those of one task")
+    task, attacks = next(iter(networks.values())).task, [row.name for row in perturbations if row.attacks]
+    if attacks and task.why_not_attacked:
+        left_out = " and ".join(attacks)
+        raise TrainingError(f"task={task.name} cannot be attacked, {task.why_not_attacked}: leave {left_out} out")
     own = {trained.recipe.data for trained in networks.values()}
     if data is None and len(own) > 1:
         raise TrainingError(f"the runs have different data, {' and '.join(sorted(own))}: give --data")

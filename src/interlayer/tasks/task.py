@@ -114,6 +114,8 @@ class Task(ABC):
             records: whether the evaluator also keeps the prediction for each image.
         """
 
+    why_not_attacked: ClassVar[str] = ""  # why `evaluation_loss` does not exist, such as "it predicts boxes"
+
     def evaluation_loss(self, outputs: Any, targets: Any) -> Tensor:
         """Computes the loss of a batch from the outputs of an evaluation, for adversarial attacks, which raise it.
 
