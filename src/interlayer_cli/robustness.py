@@ -85,15 +85,14 @@ def robustness(
             dict(zip(names, loaded, strict=True)), data, perturbations=rows, repeats=repeats, images=images, seed=seed,
             split=split, labels=labels, restrict=restrict, skip_option="--skip-bad", show=show,
         )  # fmt: skip
-    if output is not None:
-        write_robustness_page(result, output, command=command_line())
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=2))
-        return
-    console = Console(width=None if Console().is_terminal else 160)
-    console.print(rich_table(robustness_table(result), align_right=True))
-    if output is not None:
-        console.print(f"page: {output}", highlight=False, soft_wrap=True)
+    else:
+        console = Console(width=None if Console().is_terminal else 160)
+        console.print(rich_table(robustness_table(result), align_right=True))
+    if output is not None:  # last: the results are printed even if the page cannot be written
+        write_robustness_page(result, output, command=command_line())
+        typer.echo(f"page: {output}", err=as_json)
 
 
 def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:

@@ -94,6 +94,11 @@ def test_pgd_equals_a_second_implementation(network, steps):
         torch.testing.assert_close(attacked, torch.stack(expected), atol=1e-7, rtol=0)
 
 
+def test_a_gradient_that_is_not_a_number_is_an_error():
+    with pytest.raises(ValueError, match="not a number"):
+        fgsm(lambda x: (x - x).sqrt().sum() * x.sum(), torch.rand(1, 3, 4, 4), 0.1)
+
+
 def test_the_length_of_a_step_can_be_given(network):
     images, labels = torch.full((1, 3, 8, 8), 0.5), torch.tensor([1])
     loss = cross_entropy(network, labels)

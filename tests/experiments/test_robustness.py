@@ -248,6 +248,17 @@ def test_attacks_of_several_right_labels_raise_the_loss_of_all_of_them(network):
     torch.testing.assert_close(loss, expected)
 
 
+def test_predictions_that_are_restricted_to_some_classes_are_attacked(network):
+    """The other logits are minus infinity, and the gradient is finite."""
+    task = network.task.restricted_to([0, 1, 2])
+    pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    batches = Batches([(pixels, torch.tensor([0, 1, 2, 0, 1, 2]), torch.arange(6))])
+    evaluation = PerturbedEvaluation(network, task, [Condition(PERTURBATIONS["fgsm"], 8.0)], repeats=1, seed=0)
+    list(evaluation.run(batches))
+    assert evaluation.examples[0].image.isfinite().all()
+    assert not torch.equal(evaluation.examples[0].image, evaluation.examples[0].original)
+
+
 # What does not go
 
 

@@ -74,4 +74,6 @@ def _gradient_sign(loss: Loss, images: Tensor) -> Tensor:
     with torch.enable_grad():
         attacked = images.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(attacked), attacked)
+    if gradient.isnan().any():  # its sign would be NaN, and the network would seem to be fooled
+        raise ValueError("the gradient of the loss by the images is not a number: the network cannot be attacked")
     return gradient.sign()
