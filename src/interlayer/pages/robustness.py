@@ -41,7 +41,7 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class RobustnessPage:
-    """The contents of the page."""
+    """The contents of the page. `attacked` is the network that adversarial examples are made for; empty if none are."""
 
     title: str
     setting: str
@@ -73,7 +73,7 @@ def write_robustness_page(result: Robustness, path: Path, *, command: str = "") 
         table=robustness_table(result),
         figure=_figure(result),
         rows=_rows(result),
-        attacked=names[0],
+        attacked=names[0] if any(row.attacks for row in result.perturbations) else "",
         sources=strength_sources(result),
         command=command or "started from Python",
         versions=", ".join(f"{name} {version}" for name, version in versions().items()),
