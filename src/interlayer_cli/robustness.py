@@ -114,7 +114,8 @@ def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:
 def _names(networks: list[tuple[str, list[str]]], models: list[str]) -> list[str]:
     """Returns the name of each network in the table: its model, or more of what was given where models are alike."""
     folders = [Path(network).name for network, _ in networks]
-    texts = [" ".join([network, *keys]) for network, keys in networks]
+    shared = set.intersection(*(set(keys) for _, keys in networks))
+    texts = [" ".join([network, *(key for key in keys if key not in shared)]) for network, keys in networks]
     for names in (models, folders):
         if len(set(names)) == len(names):
             return names

@@ -72,5 +72,7 @@ def test_networks_have_the_shortest_names_that_tell_them_apart():
     runs = [("runs/a", []), ("runs/b", [])]
     assert _names(runs, ["resnet50", "resnet50+mrla_light"]) == ["resnet50", "resnet50+mrla_light"]
     assert _names(runs, ["resnet50", "resnet50"]) == ["a", "b"]
+    sizes = [("resnet50", ["weights=a.pt"]), ("resnet50", ["weights=a.pt", "image_size=64"])]
+    assert _names(sizes, ["resnet50", "resnet50"]) == ["resnet50", "resnet50 image_size=64"]
     alike = [("resnet50", ["weights=a.pt"]), ("resnet50", ["weights=b.pt"])]
     assert _names(alike, ["resnet50", "resnet50"]) == ["resnet50 weights=a.pt", "resnet50 weights=b.pt"]
