@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 4  # number of panels side by side
 PANEL = (3.0, 2.7)  # inches of a panel
+LETTERS = 11  # letters of the legend in an inch
 
 
 @dataclass(frozen=True)
@@ -88,5 +90,8 @@ def plot_robustness(
         grid[0, 0].set_ylim(0, min(1.03, max(1.2 * highest, 0.05)))  # an interval of few values can exceed 100%
     handles, labels = grid[0, 0].get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=1 if len(labels) > 3 else 2, fontsize=8.5)
+        letters = int(size[0] * LETTERS)
+        side_by_side = len(labels) == 2 and sum(map(len, labels)) < letters - 10
+        wrapped = [textwrap.fill(label, letters) for label in labels]
+        figure.legend(handles, wrapped, loc="outside lower center", ncols=2 if side_by_side else 1, fontsize=8.5)
     return figure
