@@ -22,6 +22,7 @@ from . import (
     push,
     recipes,
     resume,
+    robustness,
     tables,
     train,
 )
@@ -39,6 +40,7 @@ COMMANDS = (
     compare.compare,
     resume.resume,
     evaluate.evaluate,
+    robustness.robustness,
     predict.predict,
     export.export,
     push.push,

@@ -16,7 +16,7 @@ from safetensors import safe_open
 import interlayer
 
 COMMANDS = [
-    *("train", "compare", "resume", "evaluate", "predict", "recipes", "models"),
+    *("train", "compare", "resume", "evaluate", "robustness", "predict", "recipes", "models"),
     *("tables", "convert", "profile", "demo", "plot"),
 ]
 

@@ -1,4 +1,4 @@
-"""Experiments: comparison of networks and its statistics, evaluation and prediction."""
+"""Experiments: comparison of networks and its statistics, evaluation, robustness and prediction."""
 
 from .compare import Comparison, compare, networks_of
 from .evaluate import evaluate
@@ -6,6 +6,8 @@ from .export import ExportError, ExportReport, export_model, export_source
 from .predict import image_files, predict
 from .predicted_files import PredictionFolder
 from .pretrained import PretrainedNetwork, load_network
+from .robustness import Robustness, robustness
+from .robustness_table import robustness_table, strength_sources
 from .shown_images import open_test_images, some_test_images
 from .statistics import Difference, paired_difference, verdict
 from .table import comparison_rows, comparison_table
@@ -19,6 +21,7 @@ __all__ = [
     "LoadedNetwork",
     "PredictionFolder",
     "PretrainedNetwork",
+    "Robustness",
     "TrainedNetwork",
     "compare",
     "comparison_rows",
@@ -34,7 +37,10 @@ __all__ = [
     "paired_difference",
     "predict",
     "read_run",
+    "robustness",
+    "robustness_table",
     "some_test_images",
+    "strength_sources",
     "task_of",
     "verdict",
 ]

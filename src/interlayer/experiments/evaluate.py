@@ -60,13 +60,9 @@ def evaluate(
         The metrics of the task, the loss, the details of the task and the contribution of the network's mechanisms, as
         JSON-serializable values.
     """
-    if labels is not None and restrict:
-        raise TrainingError(
-            f"restrict keeps to the classes that have a folder, and labels={labels} reads no folders: give one of them"
-        )
-    recipe = _recipe(trained, data)
-    opened = _open(trained, recipe, data, named_split(split) if split else None, labels, skip_option)
-    task = _restricted(_task(trained, opened), trained, opened, restrict)
+    recipe, opened, task = open_to_evaluate(
+        trained, data, split=split, labels=labels, restrict=restrict, skip_option=skip_option
+    )
     for note in opened.notes:
         logger.warning(note)
     context = LoadingContext(recipe, task, trained.transform, Ranks(), trained.device, opened.problems)
@@ -82,6 +78,29 @@ def evaluate(
         "contribution": None if measured is None else measured.result(scores).as_dict(),
         "bad_images": opened.problems.found,
     }
+
+
+def open_to_evaluate(
+    trained: LoadedNetwork,
+    data: str | None,
+    *,
+    split: str | None = None,
+    labels: str | None = None,
+    restrict: bool | None = None,
+    skip_option: str = "on_bad_image=skip",
+) -> tuple[Recipe, Data, Task]:
+    """Opens the images on which a network is evaluated, as the test split. See `evaluate` for the arguments.
+
+    Returns:
+        The recipe with the data, the opened data, and the task with the classes that can be predicted.
+    """
+    if labels is not None and restrict:
+        raise TrainingError(
+            f"restrict keeps to the classes that have a folder, and labels={labels} reads no folders: give one of them"
+        )
+    recipe = _recipe(trained, data)
+    opened = _open(trained, recipe, data, named_split(split) if split else None, labels, skip_option)
+    return recipe, opened, _restricted(_task(trained, opened), trained, opened, restrict)
 
 
 def _recipe(trained: LoadedNetwork, data: str | None) -> Recipe:

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from PIL import Image
 
 COLOURS = ("#3b6ea8", "#c8553d", "#4a8f5b", "#8a63a8", "#b58a2b", "#4b9c9c")
+COMMON_STYLE = "report.css"
 LISTED = 10  # number of bad images listed on a page; summary.json lists all of them
 
 
@@ -27,8 +28,9 @@ def colour(index: int) -> str:
 
 
 def render(name: str, **values: Any) -> str:
-    """Renders the template ``name.html`` with the style sheet ``name.css``."""
-    style = Markup(_template(f"{name}.css"))  # trusted: a file of this package
+    """Renders the template ``name.html`` with the style sheet that all pages share and with ``name.css``."""
+    sheets = dict.fromkeys((COMMON_STYLE, f"{name}.css"))
+    style = Markup("".join(_template(sheet) for sheet in sheets))  # trusted: files of this package
     return _environment().get_template(f"{name}.html").render(style=style, **values)
 
 

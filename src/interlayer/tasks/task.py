@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..models.build import build_network
-from .evaluator import Evaluator, Scores
+from .evaluator import Evaluator, MeanEvaluator, Scores
 from .metric import Metric
 from .show import MIN_SCORE, FinishedRun, ImageSource, Section, Table
 
@@ -160,6 +160,35 @@ class Task(ABC):
         Args:
             records: whether the evaluator also keeps the prediction for each image.
         """
+
+    why_not_attacked: ClassVar[str] = ""  # why `evaluation_loss` does not exist, such as "it predicts boxes"
+
+    def evaluation_loss(self, outputs: Any, targets: Any) -> Tensor:
+        """Computes the loss of a batch from the outputs of an evaluation, for adversarial attacks, which raise it.
+
+        It must be a sum of losses of images, each times any positive factor. The default is the ``loss`` of an
+        evaluator that returns one for each image, and otherwise `loss`.
+
+        Args:
+            outputs: the value returned by `forward` for a network in eval mode, with gradients.
+            targets: the value returned by `collate_targets`.
+        """
+        evaluator = self.evaluator()
+        if isinstance(evaluator, MeanEvaluator):
+            return evaluator.values_of(outputs, targets)["loss"].sum()
+        return self.loss(outputs, targets)[0]
+
+    def image_sizes(self, images: Tensor, targets: Any) -> list[tuple[int, int]]:
+        """Returns height and width of each image of a batch without padding, which is at the right and at the bottom.
+
+        The default is for images without padding.
+
+        Args:
+            images: [B, 3, H, W].
+            targets: the value returned by `collate_targets`.
+        """
+        height, width = images.shape[-2:]
+        return [(height, width)] * len(images)
 
     def restricted_to(self, labels: Sequence[int]) -> Task:
         """Returns the task with predictions that are restricted to some of the classes."""
