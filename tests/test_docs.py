@@ -39,13 +39,8 @@ READ_EXPORTED = "docs/export.md#files-that-run-without-this-library:3"
 LOAD_A_RUN = "docs/training.md#loading-a-run"
 OWN_LOOP = "docs/training.md#your-own-loop"
 DETECTOR = "docs/detection.md#detection-and-segmentation"
-LOOKED_AT = {
-    EXPORT,
-    READ_EXPORTED,
-    LOAD_A_RUN,
-    OWN_LOOP,
-    DETECTOR,
-}  # run by tests of their own
+ROBUSTNESS = {"docs/robustness.md#in-python", "docs/robustness.md#in-python:2"}
+LOOKED_AT = {EXPORT, READ_EXPORTED, LOAD_A_RUN, OWN_LOOP, DETECTOR, *ROBUSTNESS}  # run by tests of their own
 
 
 def small_network() -> torch.nn.Module:

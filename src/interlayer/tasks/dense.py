@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..models.build import ModelError
-from .padded import PaddedTargets, pad_together
+from .padded import PaddedTargets, pad_together, sizes_of
 from .task import NETWORK_KEYS, Task, TaskError
 
 OWN_KEYS = {  # options of `interlayer.detector` and `interlayer.segmenter` that are keys of recipes
@@ -123,6 +123,9 @@ class DenseTask(Task):
         images = [image for image, _ in samples]
         targets = [self.target_of(target, image) for image, target in samples]
         return pad_together(images), PaddedTargets([(image.shape[1], image.shape[2]) for image in images], targets)
+
+    def image_sizes(self, images: Tensor, targets: Any) -> list[tuple[int, int]]:
+        return sizes_of(images, targets)
 
     @abstractmethod
     def target_of(self, target: Any, image: Tensor) -> Any:

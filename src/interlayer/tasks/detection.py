@@ -164,6 +164,8 @@ class Detection(DenseTask):
         options = self.values["head_options"]
         return max(MAX_DETECTIONS, int(options.get(DETECTIONS.get(self.detector, "detections_per_img"), 0)))
 
+    why_not_attacked = "its predictions are boxes, which have no loss"
+
     def evaluator(self, *, records: bool = False) -> Evaluator:
         masks = self.annotations == "masks"
         return DetectionEvaluator(masks=masks, max_detections=self.max_detections, records=records)

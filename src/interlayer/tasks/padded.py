@@ -76,8 +76,8 @@ def pad_together(images: Sequence[Tensor], value: int = 0) -> Tensor:
     if all(image.shape[-2:] == (height, width) for image in images):
         return torch.stack(list(images))
     batch = images[0].new_full((len(images), *images[0].shape[:-2], height, width), value)
-    for row, image in zip(batch, images, strict=True):
-        row[..., : image.shape[-2], : image.shape[-1]] = image
+    for index, image in enumerate(images):  # not over rows of the batch: autograd refuses to change several views
+        batch[index, ..., : image.shape[-2], : image.shape[-1]] = image
     return batch
 
 

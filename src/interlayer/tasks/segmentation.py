@@ -119,6 +119,16 @@ class Segmentation(DenseTask):
         right = ((logits.detach().argmax(dim=1) == labels) & counted).sum() / pixels
         return loss, {"pixel_accuracy": right * len(labels)}
 
+    def evaluation_loss(self, outputs: Any, targets: Any) -> Tensor:
+        """Computes the cross-entropy of all pixels, with logits interpolated to the size of the label maps."""
+        losses = [
+            F.cross_entropy(
+                _resized(logits, labels.shape)[None].float(), labels[None].long(), ignore_index=IGNORED, reduction="sum"
+            )
+            for logits, labels in zip(outputs, targets, strict=True)
+        ]
+        return torch.stack(losses).sum()
+
     def evaluator(self, *, records: bool = False) -> SegmentationEvaluator:
         return SegmentationEvaluator(len(self.classes), records=records)
 
