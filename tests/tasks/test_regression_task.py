@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from digit_value import DigitValue
 from run_folders import assert_same_run
 
@@ -48,6 +49,7 @@ def test_it_trains_and_the_lowest_error_is_the_best(small, tmp_path):
     assert summary["test"]["error"] < 2.5
 
 
+@pytest.mark.slow  # of classification: test_trainer.py
 def test_it_resumes_after_a_kill(small, tmp_path):
     """A run that is killed by SIGKILL within an epoch and resumed gives the same result as an uninterrupted run."""
     recipe = small(**SETTING, epochs=8, checkpoint_steps=3, drop_rate=0.2, validation=200)

@@ -47,7 +47,7 @@ def without_randomness(small):
     )
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_processes_train_as_one_with_the_same_batch(without_randomness, tmp_path, launch, accumulate):
     train(without_randomness, tmp_path / "one")
     launch(without_randomness.replace(accumulate=accumulate), tmp_path / "two")
