@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from interlayer.pages import write_comparison_report, write_run_report
+from interlayer.pages import figures, write_comparison_report, write_run_report
+from interlayer.tasks import make_task
 from interlayer.training.summary import read_contribution, read_summary
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -192,3 +193,18 @@ def test_templates_are_files_of_the_package():
 
     names = {path.name for path in (resources.files("interlayer.pages") / "templates").iterdir()}
     assert names >= {"report.html", "report.css"}
+
+
+def test_the_axis_of_the_loss_fits_its_curves(tmp_path, monkeypatch):
+    """With limits from a linear axis, a logarithmic one spans hundreds of decades, and its curves are a line."""
+    columns = ["epoch", "train_loss", "eval_loss", "train_accuracy", "eval_accuracy"]
+    rows = [[epoch, 2.0**-epoch, 2.0**-epoch, 0.5, 0.5] for epoch in range(1, 9)]
+    (tmp_path / "metrics.csv").write_text("\n".join(",".join(map(str, row)) for row in [columns, *rows]))
+    drawn = []
+    monkeypatch.setattr(figures, "svg", lambda figure: drawn.append(figure) or "")
+    figures.curves(make_task({}, []), {"network": [tmp_path]})
+    (axes,) = drawn[0].axes
+    low, high = axes.get_ylim()
+    assert axes.get_yscale() == "log"
+    assert 2**-9 < low <= 2**-8
+    assert 2**-1 <= high < 1

@@ -116,6 +116,8 @@ def curves(task: Task, runs: Mapping[str, Sequence[Path]]) -> list[Shown]:
 def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
     figure = Figure(figsize=(5.4, 3.7), layout="constrained")
     axes = figure.subplots()
+    if curve.log:  # before anything is drawn: the limits of a linear axis may not be positive
+        axes.set_yscale("log")
     bands: list[tuple[int, list[float], np.ndarray, np.ndarray]] = []
     for index, (model, folders) in enumerate(runs.items()):
         histories = [read_metrics(folder) for folder in folders]
@@ -142,7 +144,6 @@ def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     if curve.log:
-        axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_PlainLogFormatter())
         axes.yaxis.set_minor_formatter(_PlainLogFormatter())
     if curve.percent:
