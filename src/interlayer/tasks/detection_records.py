@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou, roi_align
+from torchvision.ops import roi_align
 
 from .average_precision import AveragePrecisionEvaluator, Sample
 from .evaluator import Collective, Scores
+from .matching import WRONG, match_detections
 
 RECORDED = 100  # number of detections of an image in the records, if no image has more
 CONFIDENT = 0.5  # score of the detections that count for the quality of an image
-MATCHED = 0.5  # IoU from which a detection matches an object
 MASK_SIZE = 28  # height and width of a recorded mask inside its box
 
 
@@ -39,18 +39,12 @@ def detection_quality(found: Sample, truth: Sample) -> float:
     Detections are matched in the order of their scores with objects of their class. Crowds are left out.
     """
     sure = found["scores"] >= CONFIDENT
-    boxes, labels = found["boxes"][sure], found["labels"][sure]
+    detections = {key: found[key][sure] for key in ("boxes", "labels", "scores")}
     single = truth["iscrowd"] == 0 if "iscrowd" in truth else torch.ones(len(truth["labels"]), dtype=torch.bool)
-    objects, classes = truth["boxes"][single], truth["labels"][single]
-    if not len(boxes) + len(objects):
-        return 1.0
-    overlaps = box_iou(boxes, objects) * (labels[:, None] == classes[None])
-    hits = 0
-    for row in overlaps:  # torchvision returns detections by descending score
-        if len(row) and row.max() >= MATCHED:
-            overlaps[:, row.argmax()] = 0
-            hits += 1
-    return 2 * hits / (len(boxes) + len(objects))
+    objects = {key: truth[key][single] for key in ("boxes", "labels")}
+    hits = int((match_detections(detections, objects) != WRONG).sum())
+    total = len(detections["scores"]) + len(objects["labels"])
+    return 2 * hits / total if total else 1.0
 
 
 class DetectionEvaluator(AveragePrecisionEvaluator):
