@@ -19,14 +19,11 @@ from .runtime import INTERPRETED, TYPES, pieces, power_of_2
 # Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
 ELEMENTS = 512  # of a tile: pixels of a row times channels
 WIDEST = 8  # pixels of a row that a program holds at once
-PADDING = 16  # at most one column or channel in as many lies outside the map
 PER_WARP = 128  # elements of a tile
 STAGES = 4  # rows that are loaded ahead
-PIXEL_CHANNELS = 128  # of a tile of a program that has no rows
+PIXEL_CHANNELS = 64  # of a tile of a program that has no rows
 PIXEL_ELEMENTS = 1024  # of such a tile: pixels times channels
-END_CHANNELS = 512
-END_ELEMENTS = 4096
-FEW_CHANNELS = 64  # of a tile of such programs in small batches, which need many programs
+END_ELEMENTS = 2048
 END_STAGES = 3
 FINISH_STAGES = 1
 FINISH_PIXELS = 256  # of a program
@@ -63,8 +60,7 @@ class Tiles(NamedTuple):
 
 
 def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
-    # Small batches have too few programs for tiles of many channels.
-    columns = _most_columns(width) if batch <= SMALL_BATCH else _columns_of_tile(channels, width)
+    columns = min(WIDEST, power_of_2(width))
     block = _channels_of_tile(channels, columns)
     chunks = pieces(channels, block)
     samples = max(1, min(PIXELS_PER_PROGRAM // (height * width), batch * chunks // PROGRAMS))
@@ -76,28 +72,8 @@ def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
     return Tiles(columns, block, chunks, samples, groups, pieces(height, rows), rows, warps)
 
 
-def _columns_of_tile(channels: int, width: int) -> int:
-    # Rows of 28 pixels need tiles of 4, rows of 14 tiles of 2: columns beside the map take as long as those in it. But
-    # few channels fill a tile only with many columns.
-    widest = _most_columns(width)
-    return max(_fitting(width, widest), min(widest, ELEMENTS // power_of_2(channels)))
-
-
-def _most_columns(width: int) -> int:
-    return min(WIDEST, power_of_2(width))
-
-
 def _channels_of_tile(channels: int, columns: int) -> int:
-    most = max(32, ELEMENTS // columns)
-    block = max(16, power_of_2(channels))
-    return block if block <= most else max(32, _fitting(channels, most))
-
-
-def _fitting(size: int, most: int) -> int:
-    """Returns the largest power of two of at most ``most`` that divides ``size`` with little padding."""
-    while PADDING * (pieces(size, most) * most - size) > size:
-        most //= 2
-    return most
+    return min(max(16, power_of_2(channels)), max(32, ELEMENTS // columns))
 
 
 @dataclass(frozen=True)
@@ -149,21 +125,18 @@ class MapShape:
     @cached_property
     def pixel_constants(self) -> dict[str, Any]:
         """The constants of a kernel for which the pixels of a sample have no order."""
-        channels = self._channels_of_pixels(PIXEL_CHANNELS)
+        channels = min(PIXEL_CHANNELS, max(16, power_of_2(self.channels)))
         return {"PIXELS": PIXEL_ELEMENTS // channels, "CHANNELS": channels, "ACC": TYPES[self.acc]}
 
     @cached_property
     def end_constants(self) -> dict[str, Any]:
-        channels = self._channels_of_pixels(END_CHANNELS)
-        return {"PIXELS": END_ELEMENTS // channels, "CHANNELS": channels, "ACC": TYPES[self.acc], "STAGES": END_STAGES}
-
-    def _channels_of_pixels(self, most: int) -> int:
-        return min(FEW_CHANNELS if self.batch <= SMALL_BATCH else most, max(16, power_of_2(self.channels)))
+        channels = self.pixel_constants["CHANNELS"]
+        return {**self.pixel_constants, "PIXELS": END_ELEMENTS // channels, "STAGES": END_STAGES}
 
     @cached_property
-    def end_programs(self) -> tuple[int]:
+    def pixel_programs(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of a segment."""
-        return (self.batch * self.tiles.segments * pieces(self.channels, self.end_constants["CHANNELS"]),)
+        return (self.batch * self.tiles.segments * pieces(self.channels, self.pixel_constants["CHANNELS"]),)
 
     @cached_property
     def finish_programs(self) -> tuple[int]:
@@ -201,7 +174,7 @@ def bound_of_sums(batch: int, channels: int, width: int) -> int:
 
     It is linear in the batch size, which may be a symbol to torch.compile.
     """
-    columns = _columns_of_tile(channels, width) if isinstance(width, int) else 1
+    columns = min(WIDEST, power_of_2(width)) if isinstance(width, int) else 1
     return batch + PROGRAMS // pieces(channels, _channels_of_tile(channels, columns))
 
 
