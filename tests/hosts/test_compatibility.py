@@ -28,6 +28,7 @@ MODELS = {
 }
 CNN_AND_VIT = ["resnet18", "vit_tiny_patch16_224"]
 MECHANISMS = ["mrla_light", "mrla_base"]
+SLOW = pytest.mark.slow
 
 
 def make(name, mechanism="mrla_base", **options):
@@ -121,7 +122,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name, mechanism):
         torch.testing.assert_close(gradients[1][parameter], gradient, msg=parameter)
 
 
-@pytest.mark.parametrize("mechanism", ["mrla_light", "mrla_base", "mla", "mrla_linear"])
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, *(pytest.param(m, marks=SLOW) for m in ("mla", "mrla_linear"))])
 @pytest.mark.parametrize("name", CNN_AND_VIT)
 def test_compile_without_a_graph_break(name, mechanism):
     model = make(name, mechanism).eval()
@@ -195,8 +196,15 @@ def test_export(name, mechanism):
     torch.testing.assert_close(loaded.module()(x), model(x))
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("name", CNN_AND_VIT)
+@pytest.mark.parametrize(
+    ("name", "mechanism"),
+    [
+        ("resnet18", "mrla_light"),
+        ("vit_tiny_patch16_224", "mrla_base"),
+        pytest.param("resnet18", "mrla_base", marks=SLOW),
+        pytest.param("vit_tiny_patch16_224", "mrla_light", marks=SLOW),
+    ],
+)
 def test_onnx(name, mechanism, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = make(name, mechanism).eval()

@@ -6,28 +6,11 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from layer_stages import STYLES, VARIANTS, run_stage, stage
 from torch.autograd import gradcheck
 
 from interlayer.mechanisms import MLA, MRLABase, MRLALight, MRLALinear
 from interlayer.mechanisms.layer_attention import adaptive_kernel_size
-
-VARIANTS = {"light": MRLALight, "base": MRLABase, "mla": MLA, "linear": MRLALinear}
-STYLES = ("cnn", "transformer")
-
-
-def run_stage(layers, maps, shortcuts=None):
-    """Returns the outputs of a stage with blocks that return `maps`."""
-    memory, outputs = None, []
-    for t, (layer, x) in enumerate(zip(layers, maps, strict=True)):
-        output, memory, _ = layer(x, memory, None if shortcuts is None else shortcuts[t])
-        outputs.append(output)
-    return outputs
-
-
-def stage(make, layers=3, channels=16, dtype=torch.float32, **options):
-    options = {"channels_per_head": 4, **options}
-    return nn.ModuleList(make(channels, **options) for _ in range(layers)).to(dtype)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(24, 3), (64, 3), (192, 5), (256, 5), (1024, 5), (2048, 7)])
@@ -225,7 +208,7 @@ def test_drop_path_skips_whole_samples_in_training_only():
         ({"channels_per_head": 8, "init": "zero"}, "init must be 'paper' or 'identity', got 'zero'"),
         ({"channels_per_head": 8, "reading": "other"}, "MRLALight has reading='paper' or 'published', got 'other'"),
         ({"channels_per_head": 8, "attention": False, "value_conv": False}, "value_conv must be True"),
-        ({"channels_per_head": 8, "attention": False, "learn_decay": False}, "learn_decay mean nothing"),
+        ({"channels_per_head": 8, "attention": False, "learn_decay": False}, "learn_decay means nothing"),
         ({"channels_per_head": 8, "memory": False, "learn_decay": False}, "which memory=False leaves out"),
     ],
 )

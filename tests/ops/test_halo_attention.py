@@ -381,3 +381,20 @@ def test_compiled():
         found.append([result, *(t.grad for t in leaves)])
     for one, other in zip(*found, strict=True):
         assert (one.float() - other.float()).norm() < 1e-2 * one.float().norm()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_windows_say_where_queries_and_keys_are(stride):
+    """Without scores, every query gets the mean of the values at the keys of its block."""
+    (q, k, v, *_), options = make(relative=False, stride=stride)
+    with backend("reference"):
+        result = ops.halo_attention(0 * q, k, v, None, None, **options)
+    windows = ops.halo_windows(*k.shape[2:], block=options["block"], halo=options["halo"], stride=stride)
+    expected = torch.zeros_like(result)
+    for queries, keys in zip(*windows, strict=True):
+        queries, keys = queries[queries >= 0], keys[keys >= 0]
+        expected.flatten(2)[:, :, queries] = v.flatten(2)[:, :, keys].mean(-1, keepdim=True)
+    torch.testing.assert_close(result, expected)
+    assert sorted(windows[0][windows[0] >= 0].tolist()) == list(range(q.shape[2] * q.shape[3])), "every query once"
+    with pytest.raises(ValueError, match="divisible by the stride 3, got 4"):
+        ops.halo_windows(8, 8, block=4, halo=1, stride=3)

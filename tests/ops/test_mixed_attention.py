@@ -165,3 +165,22 @@ def test_real_sizes(queries, heads, d):
         for what, value in run("triton", tensors, options).items():
             error = (value.float() - expected[what]).norm() / (expected[what].norm() + 1e-6)
             assert error < 5e-2 or what == "bias", f"{what}: {error:.1e}"
+
+
+def test_its_maps_are_those_of_the_result():
+    """The maps follow the equations one after another, and the last one times the values is the result."""
+    (q, k, v, mix, bias), options = make()
+    maps = ops.mixed_attention_maps(q, k, mix, bias, **options)
+    mixed = torch.einsum("ji,binm->bjnm", mix, maps.scores) + bias[:, None, None]
+    torch.testing.assert_close(maps.mixed, mixed)
+    torch.testing.assert_close(maps.weights, mixed.softmax(-1))
+    torch.testing.assert_close(maps.weights.sum(-1), torch.ones_like(maps.weights[..., 0]))
+    for map_ in maps.normalized.flatten(0, 1):
+        assert map_.mean().abs() < 1e-12
+    values = v.unflatten(2, (3, 6)).transpose(1, 2)
+    for name in ("reference", "affine"):
+        with backend(name):
+            result = ops.mixed_attention(q, k, v, mix, bias, **options)
+        torch.testing.assert_close((maps.normalized @ values).transpose(1, 2).flatten(2), result)
+    with pytest.raises(ValueError, match="over heads of"):
+        ops.mixed_attention_maps(q, k, mix[:2], bias, **options)

@@ -1,5 +1,6 @@
 """Attaches mechanisms to networks."""
 
+from ..mechanisms.options import Control
 from .attach import (
     MECHANISMS,
     Kind,
@@ -9,6 +10,7 @@ from .attach import (
     attach,
     attached_blocks,
     attached_mechanisms,
+    controls_of,
     detach,
     kind_in_blocks,
     options_of,
@@ -24,6 +26,7 @@ from .switch import switched_off
 __all__ = [
     "MECHANISMS",
     "AttachError",
+    "Control",
     "Kind",
     "Mechanism",
     "accepts_option",
@@ -31,6 +34,7 @@ __all__ = [
     "attach",
     "attached_blocks",
     "attached_mechanisms",
+    "controls_of",
     "detach",
     "entry_of",
     "evaluating",

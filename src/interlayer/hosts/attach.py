@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..mechanisms import MLA, MRLABase, MRLALight, MRLALinear
-from ..mechanisms.options import OptionDescription, OptionError, describe, parse, unknown
+from ..mechanisms.options import Control, OptionDescription, OptionError, describe, parse, unknown
 from .block import AttachedBlock, remove_entries
 from .carried import AttachedModel, Grid
 from .extending import restore
@@ -92,12 +92,15 @@ class Mechanism:
         place: puts the mechanism into a network: `place(model, options, image_size=...)`. If it returns a function,
             that function is called after the network has run once with the mechanism.
         about: a description in one line.
+        controls: the mechanism without what it is credited with, the mildest control first. Empty if only the plain
+            network tells what the mechanism contributes.
     """
 
     kind: Kind
     options: type
     place: Callable[..., Callable[[], None] | None]
     about: str = ""
+    controls: tuple[Control, ...] = ()
 
 
 LAYER_ATTENTION = kind_in_blocks("layer attention", layers.KEY)
@@ -112,7 +115,8 @@ def _layer_attention(
     name: str, make: type, options: type, about: str, channels_per_head: int | None = None
 ) -> Mechanism:
     place = partial(layers.place_layer_attention, make=make, mechanism=name, fixed_channels_per_head=channels_per_head)
-    return Mechanism(LAYER_ATTENTION, options, place, about)
+    controls = layers.LIGHT_CONTROLS if make is MRLALight else (layers.SELF_ALONE,)
+    return Mechanism(LAYER_ATTENTION, options, place, about, controls)
 
 
 def _gate(name: str, about: str, options: type = gates.ReducedGateOptions) -> Mechanism:
@@ -142,6 +146,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "rla": Mechanism(
         RECURRENT_STATE, recurrence.RecurrentStateOptions, recurrence.place_recurrent_state,
         "a recurrent state of k channels that every residual block reads and updates (RLA, section 3.3)",
+        recurrence.CONTROLS,
     ),
     "halo": Mechanism(
         LOCAL_ATTENTION, LocalAttentionOptions, place_local_attention,
@@ -159,7 +164,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "a2": _gate("a2", "double attention on the branch (A²-Net)", gates.DoubleAttentionOptions),
     "dia": Mechanism(
         BRANCH_ATTENTION, gates.SharedGateOptions, gates.place_dia,
-        "one LSTM per stage computes the scale of each branch (DIANet)",
+        "one LSTM per stage computes the scale of each branch (DIANet)", gates.DIA_CONTROLS,
     ),
     "bridge": _gate("bridge", "the scale of each branch is computed from all convolutions of its block (BA-Net)"),
     "aa": Mechanism(
@@ -250,6 +255,15 @@ def _row(mechanism: str) -> Mechanism:
 def options_of(mechanism: str) -> dict[str, OptionDescription]:
     """Returns the options of a mechanism by name, with their defaults and meaning."""
     return {entry.name: entry for entry in describe(_row(mechanism).options)}
+
+
+def controls_of(mechanism: str, options: Mapping[str, Any] | None = None) -> list[Control]:
+    """Returns the controls of a mechanism with these options, the mildest first.
+
+    The list is empty if the plain network is the only control.
+    """
+    given = options or {}
+    return [control for control in _row(mechanism).controls if control.options_for(given) is not None]
 
 
 def accepts_option(mechanism: str, name: str, value: Any) -> bool:

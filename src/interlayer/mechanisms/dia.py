@@ -10,6 +10,8 @@ them. Its output is sigmoid(o) ⊙ sigmoid(c), so every scale is between 0 and 1
 
     y   [B, C, H, W]; averages, h and c [B, C]; hidden layers C / reduction
 
+`cross_layer=False` is a control: h and c start from zero at every block, with the same parameters.
+
 Deviations: none. The default reduction gives the 28.4M parameters that MRLA reports for ResNet-50 (Tables 1 and 5).
 """
 
@@ -33,14 +35,24 @@ class DIA(BranchGate):
     Args:
         widths: channels of each stage.
         reduction: channels divided by those of the hidden layers of the LSTM.
+        cross_layer: False starts the LSTM from zero at every block.
     """
 
     memory_scope: MemoryScope = "stage"
 
     def __init__(
-        self, widths: Sequence[int], *, reduction: int = DIA_REDUCTION, init: Init = "paper", drop_path: float = 0.0
+        self,
+        widths: Sequence[int],
+        *,
+        reduction: int = DIA_REDUCTION,
+        cross_layer: bool = True,
+        init: Init = "paper",
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__(init=init, drop_path=drop_path)
+        self.cross_layer = cross_layer
+        if not cross_layer:
+            self.memory_scope = "none"
         self.unit_scale = UnitScale()
         self.stages = nn.ModuleList(
             nn.ModuleList((_gates(width, reduction), _gates(width, reduction))) for width in widths
@@ -53,13 +65,17 @@ class DIA(BranchGate):
 
     def attend(self, y: Tensor, inner: list[Tensor], memory: Any, place: Place) -> tuple[Tensor, Any]:
         average = y.mean((2, 3))
-        hidden, cell = memory if memory is not None else (average.new_zeros(average.shape),) * 2
+        starts = memory is None or not self.cross_layer
+        hidden, cell = (average.new_zeros(average.shape),) * 2 if starts else memory
         layers: Any = self.stages[place.stage]
         input_gates, hidden_gates = layers
         i, g, f, o = (input_gates(average) + hidden_gates(hidden)).chunk(4, 1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.sigmoid()
         return y * self.unit_scale(hidden)[..., None, None], (hidden, cell)
+
+    def describe(self) -> dict[str, str]:
+        return {**super().describe(), "cross_layer": str(self.cross_layer)}
 
     def fit_layers(self, tensors: Mapping[str, Tensor]) -> None:
         for number, layers in enumerate(self.stages):

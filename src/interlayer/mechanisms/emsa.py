@@ -85,6 +85,13 @@ class EfficientAttention(nn.Module):
             attended = ops.mixed_attention(q, k, v, mix, self.mix.bias, heads=self.heads, scale=self.scale)
         return self.proj_drop(self.proj(attended))
 
+    def maps(self, q: Tensor, kv: Tensor) -> ops.MixedMaps:
+        """Returns the attention maps of several mixed heads, given the outputs of `self.q` and `self.kv`."""
+        if self.mix is None or self.mix.bias is None:
+            raise ValueError("heads that are not mixed have no maps before and after the mixing")
+        k, mix = kv.chunk(2, -1)[0], self.mix.weight.flatten(1)
+        return ops.mixed_attention_maps(q, k, mix, self.mix.bias, heads=self.heads, scale=self.scale)
+
     def extra_repr(self) -> str:
         return f"heads={self.heads}, reduction={self.reduction}, mixing={self.mix is not None}"
 

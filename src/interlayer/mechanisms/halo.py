@@ -140,6 +140,15 @@ class HaloAttention2d(nn.Module):
         )
         return result if stride == self.stride else F.avg_pool2d(result, self.stride, ceil_mode=True)
 
+    def attention_windows(self, height: int, width: int) -> tuple[tuple[tuple[int, int], Tensor], ...]:
+        """Returns the size of the map of queries and the positions of each block's queries in it, and the same of keys.
+
+        See `interlayer.ops.halo_windows`.
+        """
+        stride = self.stride if self.downsampling == "queries" else 1
+        queries, keys = ops.halo_windows(height, width, block=self.block, halo=self.halo, stride=stride)
+        return ((-(-height // stride), -(-width // stride)), queries), ((height, width), keys)
+
     @torch.no_grad()
     def resize(self, block: int, halo: int) -> None:
         """Change block and halo of a trained layer by linear interpolation of its relative tables (appendix E)."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import ops
 from .description import record_description
 from .options import Init, Reading, expect_choice
-from .protocol import BlockMechanism, BlockValues, Place, TokenGrid
+from .protocol import BlockMechanism, BlockValues, MemoryScope, Place, TokenGrid
 
 Style = Literal["cnn", "transformer"]
 Projection = Literal["conv1d", "linear"]
@@ -39,6 +39,9 @@ class LayerAttention(BlockMechanism):
         channels_per_head: must divide `channels`. The paper uses 32 in ResNets, 8 in EfficientNets, 16 in transformers.
         projection: "conv1d", or "linear" for fully connected q and k of C / 16 channels (Table 4 d).
         value_conv: False for V = x (Table 4 c).
+        attention: False keeps only the depthwise convolution and the norm, O = V, without q, k and memory (Table 4 g).
+        cross_layer: False cuts the memory: every layer attends to itself alone. The modules, their parameters and
+            initial values are the same, so this is the control of what reading other layers contributes.
         norm_layer: the norm of the "cnn" style.
         drop_path: probability that a sample skips the attention during training.
         shared_drop_path: whether samples skip the attention where the block dropped its residual branch, with
@@ -51,6 +54,7 @@ class LayerAttention(BlockMechanism):
 
     READINGS: ClassVar[Readings] = {"paper": {}}  # options in which the readings differ
     reads_map = True
+    attends_to = "layers"  # not to tokens: its scores are no spatial attention
 
     def __init__(
         self,
@@ -60,6 +64,8 @@ class LayerAttention(BlockMechanism):
         channels_per_head: int = 32,
         projection: Projection = "conv1d",
         value_conv: bool = True,
+        attention: bool = True,
+        cross_layer: bool = True,
         norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d,
         drop_path: float = 0.0,
         shared_drop_path: bool = False,
@@ -81,12 +87,21 @@ class LayerAttention(BlockMechanism):
             raise ValueError(
                 f"projection='linear' needs channels_per_head divisible by {LINEAR_REDUCTION}, got {channels_per_head}"
             )
+        if not attention and projection != "conv1d":
+            raise ValueError("attention=False leaves out q and k, so projection means nothing")
+        if not attention and not value_conv:
+            raise ValueError("attention=False leaves the depthwise convolution alone, so value_conv must be True")
+        if not attention and not cross_layer:
+            raise ValueError("attention=False reads no other layer, so cross_layer=False means nothing")
         self.channels = channels
         self.heads = channels // channels_per_head
         self.style = style
         self.reading = reading
         self.add_prefix = self._resolve("add_prefix", add_prefix, False)
         self.projection = projection
+        self.attention = attention
+        self.cross_layer = cross_layer
+        self.memory_scope: MemoryScope = "stage" if attention and cross_layer else "none"
         self.layer = 0  # index of the layer in its stage; set by the host and saved with the weights
 
         if projection == "linear":
@@ -96,6 +111,8 @@ class LayerAttention(BlockMechanism):
             size = adaptive_kernel_size(channels)
             self.query = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
             self.key = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
+        if not attention:
+            del self.query, self.key
         self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False) if value_conv else None
         self.norm_in = nn.LayerNorm(channels, eps=1e-6) if style == "transformer" else None
         self.norm = norm_layer(channels) if style == "cnn" else None
@@ -159,16 +176,20 @@ class LayerAttention(BlockMechanism):
             kind = "a map" if token_grid is None else "tokens"
             raise ValueError(f"expected {kind} of {self.channels} channels, got {tuple(x.shape)}")
         mask = branch_factor if self.reads_branch_factor else self._drop_path_mask(x)
+        if not self.cross_layer:
+            memory = None
         if token_grid is not None:
-            return *self.run_tokens(x, memory, shortcut, mask, token_grid), None
+            x, memory = self.run_tokens(x, memory, shortcut, mask, token_grid)
+            return x, memory if self.cross_layer else None, None
         if self.is_one_operation():
-            return *self.run_layer(x, memory, shortcut, mask, end), prefix
+            x, memory = self.run_layer(x, memory, shortcut, mask, end)
+            return x, memory if self.cross_layer else None, prefix
         output, memory = self.attend(layer_norm_of_map(self.norm_in, x), memory, shortcut)
         if self.norm is not None:
             output = self.norm(output)
         if prefix is not None and self.add_prefix and self.norm_in is not None:
             prefix = ops.masked_sum(prefix, self.norm_in(prefix), mask)
-        return ops.masked_sum(x, self.activate(output), mask), memory, prefix
+        return ops.masked_sum(x, self.activate(output), mask), memory if self.cross_layer else None, prefix
 
     def _drop_path_mask(self, x: Tensor) -> Tensor | None:
         """Returns the factor of each sample's attention, [B]: 0, or 1 / (1 - rate). None if nothing is dropped."""
@@ -213,6 +234,20 @@ class LayerAttention(BlockMechanism):
             return self.query(pooled), self.key(pooled)
         return ops.channel_projections(pooled, self.query.weight, self.key.weight)
 
+    def queries_and_keys(
+        self, x: Tensor, *, end: ops.BlockEnd | None = None, token_grid: TokenGrid | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the queries and keys, [B, heads, D / heads] each, that `forward` computes from the same arguments.
+
+        The layer has to be in eval mode: the norm at the end of a block would update its statistics in training.
+        """
+        if end is not None:
+            x = ops.block_output(x, end)
+        if token_grid is not None:
+            x = ops.tokens_to_map(x[:, token_grid.prefix :], token_grid[:2])
+        query, key = self.project(layer_norm_of_map(self.norm_in, x).mean((2, 3)))
+        return query.unflatten(-1, (self.heads, -1)), key.unflatten(-1, (self.heads, -1))
+
     @property
     def value_weight(self) -> Tensor | None:
         return None if self.value is None else self.value.weight
@@ -228,6 +263,7 @@ class LayerAttention(BlockMechanism):
             "mechanism": type(self).__name__,
             "reading": self.reading,
             "channels_per_head": str(self.channels // self.heads),
+            "cross_layer": str(self.cross_layer),
             "layer": str(self.layer),
         }
 

@@ -20,6 +20,12 @@ and differs in the definition of O:
 
 CRLA (Table 4 f) is MRLALight with one channel per head. The ablations of Table 4 are options.
 
+Two options make controls, networks that tell what reading other layers contributes. `cross_layer=False` cuts the memory
+and keeps every module: O_t = sigmoid(q_t · k_t / sqrt(d)) V_t in MRLALight, where lambda is multiplied by zero, and
+O_t = V_t in the others, whose softmax over a single layer is one. `attention=False` is the depthwise convolution alone,
+O_t = V_t, without the parameters of q, k and lambda. MRLALight computes the same with `memory=False` (Table 4 b) and
+with `cross_layer=False`, but without lambda its other parameters start from other random numbers.
+
 There are two styles. In a CNN, O is normalized by a BatchNorm2d. In a transformer, x is normalized by a LayerNorm and O
 is not normalized; MRLALight also normalizes O_{t-1} and applies GELU to V. Prefix tokens (class, distillation, register
 tokens) are excluded: the network passes the grid of patch tokens as a map.
@@ -47,7 +53,7 @@ from .batch_norm import norm_arguments, norm_unsupported_reason
 from .layer_attention import LayerAttention, Readings, layer_norm_of_map
 from .layer_norm import layer_norm_arguments, layer_norm_unsupported_reason
 from .options import Init, expect_choice
-from .protocol import MemoryScope, TokenGrid
+from .protocol import TokenGrid
 
 Previous = Literal["attention", "shortcut"]
 
@@ -61,7 +67,6 @@ class MRLALight(LayerAttention):
     Args:
         memory: False omits lambda ⊙ O_{t-1} (Table 4 b).
         learn_decay: False fixes lambda to one (Table 4 e).
-        attention: False keeps only the depthwise convolution and the norm, without q, k and memory (Table 4 g).
         previous: O_{t-1}: the "attention" of the previous layer or the "shortcut" of the block. Default: set by the
             reading.
     """
@@ -74,7 +79,6 @@ class MRLALight(LayerAttention):
         *,
         memory: bool = True,
         learn_decay: bool = True,
-        attention: bool = True,
         previous: Previous | None = None,
         init: Init = "paper",
         **shared: Any,
@@ -82,18 +86,16 @@ class MRLALight(LayerAttention):
         super().__init__(channels, init=init, **shared)
         previous = self._resolve("previous", previous, "attention")
         expect_choice("previous", previous, ("attention", "shortcut"))
-        if not attention and (self.projection != "conv1d" or not learn_decay):
-            raise ValueError("attention=False leaves out q, k and lambda, so projection and learn_decay mean nothing")
+        if not self.attention and not learn_decay:
+            raise ValueError("attention=False leaves out lambda, so learn_decay means nothing")
         if not memory and not learn_decay:
             raise ValueError("learn_decay=False fixes lambda, which memory=False leaves out: give one of them")
-        self.attention = attention
-        self.memory = memory and attention
-        self.reads_shortcut = self.memory and previous == "shortcut"
-        self.memory_scope: MemoryScope = "stage" if self.memory and not self.reads_shortcut else "none"
-        if not attention:
-            if self.value is None:
-                raise ValueError("attention=False leaves the depthwise convolution alone, so value_conv must be True")
-            del self.query, self.key
+        if not memory and not self.cross_layer:
+            raise ValueError("memory=False reads no other layer, so cross_layer=False means nothing")
+        self.memory = memory and self.attention
+        self.reads_shortcut = self.memory and self.cross_layer and previous == "shortcut"
+        if not self.memory or self.reads_shortcut:
+            self.memory_scope = "none"
         self.decay = nn.Parameter(torch.randn(channels)) if self.memory and learn_decay else None
         self.norm_previous = nn.LayerNorm(channels, eps=1e-6) if self.memory and self.style == "transformer" else None
         if init == "identity" and self.norm_previous is not None:
@@ -194,7 +196,8 @@ class MRLABase(LayerAttention):
 
     def is_one_operation(self) -> bool:
         convolutions = self.value is not None and self.projection == "conv1d"
-        return self.weighting == "softmax" and convolutions and norm_unsupported_reason(self.norm) is None
+        one = self.weighting == "softmax" and convolutions if self.attention else not self.relu
+        return one and norm_unsupported_reason(self.norm) is None
 
     def ends_block(self, x: Tensor) -> bool:
         return self.is_one_operation() and ops.supports_open_end(x)
@@ -202,6 +205,11 @@ class MRLABase(LayerAttention):
     def run_layer(
         self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, end: ops.BlockEnd | None
     ) -> tuple[Tensor, Any]:
+        if not self.attention:
+            assert self.value_weight is not None
+            return ops.light_layer(
+                x, None, None, self.value_weight, None, None, norm_arguments(self.norm), mask, heads=self.heads, end=end
+            )[0], None
         keys, values = memory if memory is not None else ((), ())
         assert self.value is not None
         x, weights, keys, values = ops.base_layer(
@@ -213,7 +221,8 @@ class MRLABase(LayerAttention):
 
     def takes_tokens(self) -> bool:
         convolutions = self.value is not None and self.projection == "conv1d"
-        return self.weighting == "softmax" and convolutions and layer_norm_unsupported_reason(self.norm_in) is None
+        one = self.weighting == "softmax" and convolutions and self.attention
+        return one and layer_norm_unsupported_reason(self.norm_in) is None
 
     def run_tokens(
         self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, grid: TokenGrid
@@ -227,6 +236,8 @@ class MRLABase(LayerAttention):
         return x, (keys, values)
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
+        if not self.attention:
+            return ops.depthwise_value(x, self.value_weight), None
         query, key = self.project(x.mean((2, 3)))
         keys, values = map(ops.tensors_of, memory) if memory is not None else ((), ())
         keys = (*keys, key)
@@ -256,7 +267,7 @@ class MRLALinear(MRLABase):
         self.constant_memory = constant_memory
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
-        if not self.constant_memory:
+        if not self.constant_memory or not self.attention:
             return super().attend(x, memory, shortcut)
         query, key = self.project(x.mean((2, 3)))
         return ops.linear_recurrence(x, query, key, self.value_weight, memory, heads=self.heads)
@@ -271,6 +282,8 @@ class MLA(LayerAttention):
     """
 
     def attend(self, x: Tensor, memory: Any, shortcut: Tensor | None) -> tuple[Tensor, Any]:
+        if not self.attention:
+            return ops.depthwise_value(x, self.value_weight), None
         maps, pooled = memory if memory is not None else ((), ())
         maps, pooled = (*maps, x), (*pooled, x.mean((2, 3)))
         queries, keys = self.project(torch.cat(pooled))

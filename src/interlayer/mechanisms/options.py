@@ -3,6 +3,8 @@
 The fields of such a dataclass, here called a record, are created by `option`. `parse` checks the given options and
 returns a record, or raises an error that names the option and the expected values. `describe` lists the options with
 their defaults and meaning.
+
+A `Control` is a row of options too: the mechanism without what it is credited with, to be compared with it.
 """
 
 from __future__ import annotations
@@ -98,6 +100,40 @@ def describe(record: type[Any]) -> list[OptionDescription]:
 
 def _shown(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """A control of a mechanism: the same mechanism without what it is credited with.
+
+    A gain over the plain network that the control has as well does not come from what is tested.
+
+    Args:
+        options: the options that make the mechanism its control.
+        left: what is left of the mechanism, in a few words.
+        tested: what the mechanism does and its control does not, in a few words.
+        without: options that mean nothing in the control, and have their defaults there.
+        unless: values of options for which there is no such control: the mechanism does not do what is tested, or
+            nothing would be left of it.
+
+    >>> Control({"memory": False}, left="no memory", tested="reading the memory").options_for({"memory": True, "k": 3})
+    {'k': 3, 'memory': False}
+    """
+
+    options: Mapping[str, Any]
+    left: str
+    tested: str
+    without: tuple[str, ...] = ()
+    unless: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def options_for(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the options of the control of a mechanism with these options, or None if it has none."""
+        if any(
+            given.get(name, dataclasses.MISSING) == value for name, value in {**self.options, **self.unless}.items()
+        ):
+            return None
+        replaced = (*self.options, *self.without)
+        return {**{name: value for name, value in given.items() if name not in replaced}, **self.options}
 
 
 def values_of(record: Any, *, without: Sequence[str] = ()) -> dict[str, Any]:

@@ -16,6 +16,9 @@ keeps its own convolution f_x. The convolutions f_h are the `exchanges` of this 
     x, y, s, x'   [B, C, H, W]
     h             [B, k, H, W]; with an LSTM cell also c of the same shape
 
+`cross_layer=False` is a control: h is multiplied by zero at the start of every block, so that no block reads another
+and the classifier reads the state of the last block alone, with the same modules, parameters and initial values.
+
 Deviations: none. For an odd height or width the pooled state keeps the last row and column, like a strided convolution
 with padding. The published program does not support such sizes.
 """
@@ -94,6 +97,7 @@ class RLA(BlockMechanism):
             tanh(BN(g1(·))), or g1(·) if `cell_norm` is False.
         shared: whether the blocks of a stage share g1 and g2.
         exchange: whether blocks read the state.
+        cross_layer: False starts the state from zero at every block.
         depthwise: whether g2 is depthwise, as for MobileNetV2.
         cell_bias: whether the convolutions of an LSTM or GRU cell have a bias.
         cell_norm: whether the input of an LSTM or GRU cell is normalized.
@@ -123,6 +127,7 @@ class RLA(BlockMechanism):
         cell: Cell = "preact",
         shared: bool = True,
         exchange: bool = True,
+        cross_layer: bool = True,
         depthwise: bool = False,
         cell_bias: bool = True,
         cell_norm: bool = True,
@@ -169,6 +174,7 @@ class RLA(BlockMechanism):
         self.joins = joins
         self.cell = cell
         self.exchange = exchange
+        self.cross_layer = cross_layer
         self.reading = reading
         self.head_activation = head_activation
 
@@ -213,7 +219,7 @@ class RLA(BlockMechanism):
     # Methods that a block calls. The memory is the state, and whether it is the state of the network's last block.
 
     def addition(self, x: Tensor, memory: Any, place: Place) -> Tensor | None:
-        return self.read(place.stage, place.index, None if memory is None else memory[0], x)
+        return self.read(place.stage, place.index, self._arriving(memory), x)
 
     def branch_projection(self, place: Place) -> Tensor | None:
         reads_branch = self.insert == "branch" and self.updates(place.stage, place.index)
@@ -227,8 +233,16 @@ class RLA(BlockMechanism):
         if inserted is None:
             read = values.output if self.insert == "output" else values.shortcut
             inserted = F.conv2d(read, self.projection(stage, block))  # type: ignore[arg-type]
-        state = self.update(stage, block, None if memory is None else memory[0], inserted)
+        state = self.update(stage, block, self._arriving(memory), inserted)
         return output, (state, self.is_last(stage, block))
+
+    def _arriving(self, memory: Any) -> Any:
+        """Returns the state with which a block starts."""
+        state = None if memory is None else memory[0]
+        if self.cross_layer or state is None:
+            return state
+        # Multiplied by zero, not left out: DDP expects a gradient for every parameter.
+        return tuple(0 * tensor for tensor in state) if isinstance(state, tuple) else 0 * state
 
     def join_features(self, features: Tensor, memory: Any) -> Tensor:
         """Concatenate the last map and the last state, if the classifier reads both.
@@ -320,6 +334,7 @@ class RLA(BlockMechanism):
             "joins": self.joins,
             "cell": self.cell,
             "head_activation": self.head_activation,
+            "cross_layer": str(self.cross_layer),
         }
 
     def extra_repr(self) -> str:

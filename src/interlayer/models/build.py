@@ -1,64 +1,31 @@
 """Builds a network from its name: NAME, or NAME+MECHANISM:OPTION=VALUE to attach mechanisms to a backbone.
 
 NAME is the name of a timm model, or hf-hub:USER/NAME or local-dir:FOLDER for a model that is stored with its weights.
-All names of models in recipes and on the command line are resolved here.
+All names of models in recipes and on the command line are resolved here; see names.py for their parts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import safetensors
 import timm
 import torch
-import yaml
 from torch import nn
 
 from .. import hosts
 from ..hosts.finding.probe import reason
 from .errors import ModelError
 from .hub import StoredModel, is_stored, read_stored
+from .names import own_mechanism, own_options, parse_value, split_name
 from .origin import Origin, all_tensors, origin_of, record_origin, taken_over
 from .pretrained import find_pretrained, pretrained_error
 from .registry import backbone_of, check_name
 from .weights import classifier_names, classifier_parameters, load_weights, start_from
 
-
-def parse_value(text: str) -> Any:
-    """Parses the text of an option as YAML; text that is not valid YAML is returned unchanged.
-
-    >>> parse_value("true"), parse_value("[6, 6]"), parse_value("end")
-    (True, [6, 6], 'end')
-    """
-    try:
-        return yaml.safe_load(text) if text.strip() else None
-    except yaml.YAMLError:
-        return text
-
-
-def split_name(name: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    """Splits a name into the name of the backbone and the mechanisms to attach, each with its options.
-
-    >>> split_name("deit_small_patch16_224+cb:scaled=true,blocks=all+mrla_light")
-    ('deit_small_patch16_224', [('cb', {'scaled': True, 'blocks': 'all'}), ('mrla_light', {})])
-    >>> split_name("deit_small_patch16_224+cb:spare_pyramid=[3,5,7,11],blocks=all")
-    ('deit_small_patch16_224', [('cb', {'spare_pyramid': [3, 5, 7, 11], 'blocks': 'all'})])
-    """
-    if is_stored(name) and Path(name.partition(":")[2]).is_dir():  # the name of a folder may contain a +
-        return name, []
-    backbone, *attachments = name.split("+")
-    mechanisms = []
-    for attachment in attachments:
-        mechanism, colon, text = attachment.partition(":")
-        pairs = [entry.partition("=") for entry in re.split(r",+(?=\w+=|$)", text) if entry]  # a list has commas too
-        if not mechanism or (colon and not pairs) or not all(key and equals for key, equals, _ in pairs):
-            raise ModelError(f"expected NAME+MECHANISM, or NAME+MECHANISM:KEY=VALUE,KEY=VALUE, got {name!r}")
-        mechanisms.append((mechanism, {key: parse_value(value) for key, _, value in pairs}))
-    return backbone, mechanisms
+__all__ = ["ModelError", "build_network", "check_network", "check_size", "parse_value", "plain_name", "split_name"]
 
 
 def plain_name(name: str) -> str:
@@ -76,8 +43,13 @@ def check_network(name: str) -> None:
         hosts.options_of(mechanism)
     if is_stored(backbone):
         check_network(_read(backbone).name)
-    else:
-        _check_backbone(backbone)
+        return
+    _check_backbone(backbone)
+    if own_options(name) and not own_mechanism(name):
+        raise ModelError(
+            f"{backbone} has no mechanism by itself that could take options: write them behind the mechanism, as in "
+            f"{backbone}+MECHANISM:OPTION=VALUE"
+        )
 
 
 def _check_backbone(name: str) -> None:
@@ -105,7 +77,8 @@ def build_network(
 
     Args:
         name: name of a timm model, NAME+MECHANISM, or several mechanisms with options such as
-            "deit_small_patch16_224+cb:scaled=true+mrla_light". NAME may be hf-hub:USER/NAME or local-dir:FOLDER.
+            "deit_small_patch16_224+cb:scaled=true+mrla_light". NAME may be hf-hub:USER/NAME or local-dir:FOLDER. A
+            named model of this library takes options of its mechanism as "resnet50_mrla_light:drop_path=0.1".
         num_classes: number of classes; the default of the model if None.
         pretrained: whether to load the pretrained weights of the backbone, or the weights of a stored model. Ignored if
             ``weights`` is given.
@@ -136,6 +109,9 @@ def build_network(
     for mechanism, _ in mechanisms:
         hosts.options_of(mechanism)  # an unknown mechanism is reported before the backbone is built
     options = dict(model_options or {})
+    if own_options(name):
+        check_network(name)
+        options["attach_options"] = {**(options.get("attach_options") or {}), **own_options(name)}
     if drop_rate:
         options["drop_rate"] = drop_rate
     if drop_path_rate:
@@ -174,7 +150,12 @@ def _create(
     _check_backbone(name)
     if pretrained:
         options = {**options, **find_pretrained(name, options)}
-    return _create_with_timm(name, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size)
+    network: Any = _create_with_timm(
+        name, options, num_classes=num_classes, pretrained=pretrained, image_size=image_size
+    )
+    if pretrained:
+        network.pretrained_cfg.pop("state_dict", None)  # the weights of a package, which the network now holds
+    return network
 
 
 def _create_with_timm(

@@ -1,7 +1,8 @@
 """Where timm's pretrained weights are, and whether they can be loaded, checked before timm tries.
 
 timm downloads weights from the Hugging Face Hub, whose client repeats a request for most of a minute if there is no
-network, even for weights in its cache. One request with a short timeout tells beforehand.
+network, even for weights in its cache. One request with a short timeout tells beforehand. Weights in an installed
+package (`packaged.py`) are used without asking.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import timm
 
 from .errors import ModelError
+from .packaged import has_package, packaged_weights
 from .rows import ROWS
 
 TIMEOUT = 5.0  # seconds for one request
@@ -29,8 +31,8 @@ def pretrained_error(name: str, why: str) -> ModelError:
 def find_pretrained(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns further options of `timm.create_model` with which it loads pretrained weights without waiting.
 
-    Raises a ModelError if there are no pretrained weights of the model, or if they can neither be found in the Hub's
-    cache nor downloaded.
+    Raises a ModelError if there are no pretrained weights of the model, or if they can neither be found in a package or
+    in the Hub's cache nor downloaded.
 
     Args:
         name: timm's name of the model.
@@ -46,6 +48,8 @@ def find_pretrained(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(
             f"pretrained=true: there are no pretrained weights of {name}; give a file, weights=FILE{backbone}"
         )
+    if has_package(name):
+        return {"pretrained_cfg_overlay": {"state_dict": packaged_weights(name)}}
     if not config.hf_hub_id or config.file:
         return {}
     why = unreachable_reason()

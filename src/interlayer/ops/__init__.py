@@ -6,13 +6,21 @@ from .base_tokens import base_tokens
 from .broadcast_context import broadcast_context
 from .dispatch import backend, backends, choose_from_environment
 from .feed_forward import feed_forward
-from .halo_attention import halo_attention
+from .halo_attention import halo_attention, halo_windows
 from .layer_attention import depthwise_value, layer_attention, light_attention, linear_recurrence
 from .layer_norm import layer_norm
-from .light_layer import BlockEnd, channel_projections, light_layer, masked_sum, normalize_shortcut, supports_open_end
-from .light_tokens import LayerNormArguments, light_tokens
+from .light_layer import (
+    BlockEnd,
+    block_output,
+    channel_projections,
+    light_layer,
+    masked_sum,
+    normalize_shortcut,
+    supports_open_end,
+)
+from .light_tokens import LayerNormArguments, light_tokens, tokens_to_map
 from .linked import tensors_of
-from .mixed_attention import mixed_attention
+from .mixed_attention import MixedMaps, mixed_attention, mixed_attention_maps
 from .pointwise import pointwise
 from .residual_end import BatchNormArguments, residual_end
 from .shrink import shrink
@@ -23,16 +31,19 @@ __all__ = [
     "BatchNormArguments",
     "BlockEnd",
     "LayerNormArguments",
+    "MixedMaps",
     "attention",
     "backend",
     "backends",
     "base_layer",
     "base_tokens",
+    "block_output",
     "broadcast_context",
     "channel_projections",
     "depthwise_value",
     "feed_forward",
     "halo_attention",
+    "halo_windows",
     "layer_attention",
     "layer_norm",
     "light_attention",
@@ -41,10 +52,12 @@ __all__ = [
     "linear_recurrence",
     "masked_sum",
     "mixed_attention",
+    "mixed_attention_maps",
     "normalize_shortcut",
     "pointwise",
     "residual_end",
     "shrink",
     "supports_open_end",
     "tensors_of",
+    "tokens_to_map",
 ]

@@ -43,21 +43,21 @@ def check_tokens(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
         )
 
 
-def split_heads(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Iterator[Tensor]:
-    """Reshapes queries, keys and values to [B, heads, n, d]."""
-    return (x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2) for x in (q, k, v))
+def split_heads(*tensors: Tensor, heads: int) -> Iterator[Tensor]:
+    """Reshapes queries, keys or values [B, n, heads d] to [B, heads, n, d]."""
+    return (x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2) for x in tensors)
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
     """Stores the attention map."""
-    queries, keys, values = split_heads(q, k, v, heads)
+    queries, keys, values = split_heads(q, k, v, heads=heads)
     weights = ((queries @ keys.transpose(-2, -1)) * scale).softmax(-1).to(v.dtype)
     return (weights @ values).transpose(1, 2).flatten(2)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
     """Calls :func:`torch.nn.functional.scaled_dot_product_attention`."""
-    queries, keys, values = split_heads(q, k, v, heads)
+    queries, keys, values = split_heads(q, k, v, heads=heads)
     return F.scaled_dot_product_attention(queries, keys, values, scale=scale).transpose(1, 2).flatten(2)
 
 

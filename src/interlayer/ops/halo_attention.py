@@ -210,15 +210,7 @@ def _gathered(
     height, width = k.shape[2:]
     side = block // stride  # the number of queries of a block in each direction
     down, across = -(-height // block), -(-width // block)
-    margin = (halo, halo + -width % block, halo, halo + -height % block)
-
-    def neighborhoods(x: Tensor) -> Tensor:  # [B, heads, blocks, window², channels]
-        windows = F.pad(x, margin).unfold(2, window, block).unfold(3, window, block)
-        return windows.unflatten(1, (heads, -1)).flatten(3, 4).flatten(4).permute(0, 1, 3, 4, 2)
-
-    padded = F.pad(q, (0, across * side - q.shape[3], 0, down * side - q.shape[2]))
-    queries = padded.unflatten(1, (heads, -1)).unflatten(3, (down, side)).unflatten(5, (across, side))
-    queries = queries.permute(0, 1, 3, 5, 4, 6, 2).flatten(2, 3)  # [B, heads, blocks, side, side, d]
+    queries = _blocks(q, heads, side, (down, across))
     channels = queries.shape[-1]
 
     places = torch.arange(window, device=q.device) - halo
@@ -241,10 +233,53 @@ def _gathered(
     allowed = allowed.flatten(0, 1).flatten(1, 2).flatten(2)  # [blocks, side², window²]
     allowed = allowed | ~allowed.any(-1, keepdim=True)  # padding queries, which are discarded below
     mask = bias.masked_fill(~allowed, float("-inf")) if bias.dim() > 1 else allowed
-    result = _attend(queries.flatten(3, 4), neighborhoods(k), neighborhoods(v), mask, plan.scale)
+    keys, values = (_neighborhoods(x, heads, block, halo) for x in (k, v))
+    result = _attend(queries.flatten(3, 4), keys, values, mask, plan.scale)
     result = result.unflatten(3, (side, side)).unflatten(2, (down, across))  # [B, heads, down, across, side, side, e]
     result = result.permute(0, 1, 6, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4).flatten(1, 2)
     return result[:, :, : q.shape[2], : q.shape[3]]
+
+
+def _blocks(q: Tensor, heads: int, side: int, blocks: tuple[int, int]) -> Tensor:
+    """Returns the queries of each block, [B, heads, blocks, side, side, d], padded with zeros."""
+    down, across = blocks
+    padded = F.pad(q, (0, across * side - q.shape[3], 0, down * side - q.shape[2]))
+    queries = padded.unflatten(1, (heads, -1)).unflatten(3, (down, side)).unflatten(5, (across, side))
+    return queries.permute(0, 1, 3, 5, 4, 6, 2).flatten(2, 3)
+
+
+def _neighborhoods(x: Tensor, heads: int, block: int, halo: int) -> Tensor:
+    """Returns the neighborhood of each block, [B, heads, blocks, window², channels], padded with zeros."""
+    (height, width), window = x.shape[2:], block + 2 * halo
+    padded = F.pad(x, (halo, halo + -width % block, halo, halo + -height % block))
+    windows = padded.unfold(2, window, block).unfold(3, window, block)
+    return windows.unflatten(1, (heads, -1)).flatten(3, 4).flatten(4).permute(0, 1, 3, 4, 2)
+
+
+def halo_windows(height: int, width: int, *, block: int, halo: int, stride: int = 1) -> tuple[Tensor, Tensor]:
+    """Returns where the queries and the keys of each block are.
+
+    Args:
+        height: The height of the map of keys.
+        width: The width of the map of keys.
+        block: The size b of a block, in pixels; a multiple of the stride.
+        halo: The width h of the halo, in pixels.
+        stride: The number of pixels between queries.
+
+    Returns:
+        The index of every query in the map of queries, row by row, [blocks, (b / stride)²], and of every key in the
+        map of keys, [blocks, (b + 2h)²]; -1 outside the map.
+    """
+    if block % stride:
+        raise ValueError(f"expected a block divisible by the stride {stride}, got {block}")
+    down, across = -(-height // block), -(-width // block)
+
+    def numbered(rows: int, cols: int) -> Tensor:  # from 1, because zeros are padding
+        return torch.arange(1, rows * cols + 1, device="cpu").view(1, 1, rows, cols)
+
+    queries = _blocks(numbered(-(-height // stride), -(-width // stride)), 1, block // stride, (down, across))
+    keys = _neighborhoods(numbered(height, width), 1, block, halo)
+    return queries[0, 0].flatten(1) - 1, keys[0, 0].flatten(1) - 1
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:

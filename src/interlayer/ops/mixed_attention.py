@@ -25,6 +25,8 @@ values rather than from P v, because r can be in the hundreds and would amplify 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,30 +54,65 @@ def mixed_attention(
         scale: The factor s of the scores.
         eps: The value added to the variance in the instance norm.
     """
-    check_tokens(q, k, v, heads)
-    if tuple(mix.shape) != (heads, heads) or tuple(bias.shape) != (heads,):
-        raise ValueError(
-            f"expected weights and bias over heads of {(heads, heads)} and {(heads,)}, got {tuple(mix.shape)} and "
-            f"{tuple(bias.shape)}"
-        )
+    _check(q, k, v, mix, bias, heads)
     return mixed_attention_operation(q, k, v, mix, bias, heads, scale, eps)
+
+
+class MixedMaps(NamedTuple):
+    """The maps of an attention with mixed heads, [B, heads, n, n'] each.
+
+    Args:
+        scores: S, the scaled products of queries and keys, before the mixing.
+        mixed: S', after the mixing, before the softmax.
+        weights: P, after the softmax. Each row sums to one.
+        normalized: A, after the instance norm, with which the values are multiplied.
+    """
+
+    scores: Tensor
+    mixed: Tensor
+    weights: Tensor
+    normalized: Tensor
+
+
+def mixed_attention_maps(
+    q: Tensor, k: Tensor, mix: Tensor, bias: Tensor, *, heads: int, scale: float, eps: float = EPS
+) -> MixedMaps:
+    """Returns the maps that :func:`mixed_attention` computes on the way, with its arguments except for the values."""
+    _check(q, k, k, mix, bias, heads)
+    return _maps(q, k, mix, bias, heads, scale, eps)
+
+
+def _maps(q: Tensor, k: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float) -> MixedMaps:
+    queries, keys = split_heads(q, k, heads=heads)
+    scores = (queries @ keys.transpose(-2, -1)) * scale
+    mixed = F.conv2d(scores, mix[..., None, None], bias)
+    weights = mixed.softmax(-1)
+    one_value = weights.shape[2] * weights.shape[3] == 1  # torch's instance norm raises an error for it
+    normalized = weights * 0 if one_value else F.instance_norm(weights, eps=eps)
+    return MixedMaps(scores, mixed, weights, normalized)
 
 
 def _reference(
     q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float
 ) -> Tensor:
     """Computes the equations step by step and stores every map."""
-    queries, keys, values = split_heads(q, k, v, heads)
-    scores = (queries @ keys.transpose(-2, -1)) * scale
-    weights = F.conv2d(scores, mix[..., None, None], bias).softmax(-1)
-    one_value = weights.shape[2] * weights.shape[3] == 1  # torch's instance norm raises an error for it
-    weights = weights * 0 if one_value else F.instance_norm(weights, eps=eps)
-    return (weights.to(v.dtype) @ values).transpose(1, 2).flatten(2)
+    (values,) = split_heads(v, heads=heads)
+    normalized = _maps(q, k, mix, bias, heads, scale, eps).normalized
+    return (normalized.to(v.dtype) @ values).transpose(1, 2).flatten(2)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int) -> None:
+    check_tokens(q, k, v, heads)
+    if tuple(mix.shape) != (heads, heads) or tuple(bias.shape) != (heads,):
+        raise ValueError(
+            f"expected weights and bias over heads of {(heads, heads)} and {(heads,)}, got {tuple(mix.shape)} and "
+            f"{tuple(bias.shape)}"
+        )
 
 
 def _affine(q: Tensor, k: Tensor, v: Tensor, mix: Tensor, bias: Tensor, heads: int, scale: float, eps: float) -> Tensor:
     """Applies the norm to the result instead of the map, and stores neither S' nor A."""
-    queries, keys, values = split_heads(q, k, _subtract_mean(v), heads)
+    queries, keys, values = split_heads(q, k, _subtract_mean(v), heads=heads)
     scores = queries @ keys.transpose(-2, -1)
     mixed = torch.einsum("ji,binm->bjnm", (mix * scale).to(scores.dtype), scores)
     weights = mixed.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))

@@ -37,6 +37,13 @@ def test_a_segmenter_trains_at_any_size(name, backbone):
         assert model.eval()(images).shape == (2, 3, 72, 100)
 
 
+def test_a_vit_of_few_blocks_is_read_at_four_places():
+    """Of four blocks, the second one is at one half and at two thirds of the depth."""
+    options = {"model_options": {"depth": 4}, "image_size": 64}
+    model = interlayer.segmenter("fpn", backbone="vit_tiny_patch16_224", num_classes=3, backbone_options=options).eval()
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 3, 64, 64)
+
+
 def test_upernet_without_its_auxiliary_head():
     pytest.importorskip("transformers")
     model = interlayer.segmenter("upernet", backbone="resnet18", num_classes=3, channels=16, auxiliary_head=False)

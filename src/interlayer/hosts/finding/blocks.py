@@ -37,10 +37,21 @@ def find_stages(model: nn.Module, *, stages: Stages | None = None, image_size: i
         image_size: size of the probe image, if the model does not define it.
     """
     image = probe_image(model, image_size)
-    size = (image.shape[-2], image.shape[-1])
-    named = stages is not None and _are_names(stages)
-    calls = record_calls(model, image)
-    if named:
+    if stages is not None:
+        _are_names(stages)  # raises for other values before the model runs
+    return stages_in(model, record_calls(model, image), (image.shape[-2], image.shape[-1]), stages=stages)
+
+
+def stages_in(model: nn.Module, calls: list[Call], size: Grid, *, stages: Stages | None = None) -> StageList:
+    """Find the stages of `model`, given the calls of a forward pass.
+
+    Args:
+        model: the model.
+        calls: the calls, from `record_calls`.
+        size: height and width of the image.
+        stages: the stages, if they are given, as for `find_stages`.
+    """
+    if stages is not None and _are_names(stages):
         chains = _named_chains(model, calls, stages)  # type: ignore[arg-type]
         return StageList(_describe(model, chain, size, calls) for chain in chains)
     found, reasons = StageList(), []
@@ -224,10 +235,22 @@ def _checked_chain(blocks: list[Call]) -> list[Call]:
 
 
 def _describe(model: nn.Module, chain: list[Call], image_size: Grid, calls: list[Call]) -> Stage:
-    block = chain[-1]
+    layout, shape = layout_of(model, chain[-1], image_size, calls), chain[-1].output.shape
+    return Stage(chain, layout, shape[1] if layout.kind == "NCHW" else shape[-1], image_size)
+
+
+def layout_of(model: nn.Module, block: Call, image_size: Grid, calls: list[Call]) -> Layout:
+    """Returns the layout of the output of a module. Raises `AttachError` if it is no feature map.
+
+    Args:
+        model: the model.
+        block: the call of the module.
+        image_size: height and width of the image.
+        calls: all calls of the forward pass.
+    """
     shape = block.output.shape
     if block.output.dim() == 3:
-        return Stage(chain, _token_layout(model, block, calls), shape[-1], image_size)
+        return _token_layout(model, block, calls)
     kind = "NCHW" if _fits(shape[2:4], image_size) else "NHWC"
     if kind == "NCHW" and _fits(shape[1:3], image_size):  # both fit: the weights determine the channels
         widths = {size for p in block.module.parameters() for size in p.shape}
@@ -236,7 +259,7 @@ def _describe(model: nn.Module, chain: list[Call], image_size: Grid, calls: list
         raise AttachError(
             f"{block.name} returns {tuple(shape[1:])}, which does not match the aspect ratio of the image {image_size}"
         )
-    return Stage(chain, Layout(kind), shape[1] if kind == "NCHW" else shape[3], image_size)  # type: ignore[arg-type]
+    return Layout(kind)  # type: ignore[arg-type]
 
 
 def _fits(grid: Sequence[int], image_size: Grid) -> bool:

@@ -12,7 +12,18 @@ from ...mechanisms.bridge import BridgeAttention
 from ...mechanisms.dia import DIA, DIA_REDUCTION
 from ...mechanisms.double_attention import DOUBLE_REDUCTION, DoubleAttention
 from ...mechanisms.gates import NL_REDUCTION, REDUCTION, BranchAttention, BranchGate, Fuse, TokenSE
-from ...mechanisms.options import Init, OptionError, expect_odd, expect_positive, expect_rate, one_of, option, values_of
+from ...mechanisms.options import (
+    Control,
+    Init,
+    OptionError,
+    expect_flag,
+    expect_odd,
+    expect_positive,
+    expect_rate,
+    one_of,
+    option,
+    values_of,
+)
 from ...mechanisms.protocol import Place
 from ..block import add_entry
 from ..carried import Grid, release_from
@@ -27,6 +38,11 @@ from .broadcast import component_of, token_widths
 GATES = ("se", "eca", "cbam", "gc", "nl", "a2", "dia", "bridge")
 Blocks = Literal["all", "later", "upper", "alternate", "one"] | Sequence[int]
 BLOCKS = ("all", "later", "upper", "alternate", "one")
+DIA_CONTROLS = (
+    Control(
+        {"cross_layer": False}, left="the LSTM starts from zero at every block", tested="the state of other blocks"
+    ),
+)
 
 
 def _expect_blocks(name: str, value: Any) -> None:
@@ -111,6 +127,10 @@ class SharedGateOptions(StartOptions):
     """Options of DIA, which all blocks of a stage share."""
 
     reduction: int = _reduction(DIA_REDUCTION)
+    cross_layer: bool = option(
+        True, "False is a control: the LSTM starts from zero at every block, with the same parameters",
+        check=expect_flag,
+    )  # fmt: skip
 
 
 def _expect_kernel_sizes(name: str, value: Any) -> None:

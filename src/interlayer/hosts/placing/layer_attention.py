@@ -14,6 +14,7 @@ from ...mechanisms import LayerAttention
 from ...mechanisms.layer_attention import Projection, Style
 from ...mechanisms.mrla import Previous
 from ...mechanisms.options import (
+    Control,
     Init,
     OptionError,
     Reading,
@@ -33,6 +34,30 @@ from .blocks import place_in_stage
 
 KEY = "mrla"  # name of the submodule in a block, and prefix of its parameters
 CHANNELS_PER_HEAD = {"cnn": 32, "mbconv": 8, "transformer": 16}  # section 5.1
+OTHER_LAYERS = "attending to other layers"
+# The softmax of a layer over itself alone is one, so nothing but the values is left, as with attention=False.
+SELF_ALONE = Control(
+    {"cross_layer": False},
+    left="each layer attends to itself alone, which leaves the depthwise convolution and the norm",
+    tested=OTHER_LAYERS,
+    unless={"attention": False},
+)
+LIGHT_CONTROLS = (
+    Control(
+        {"cross_layer": False},
+        left="no layer reads the one before it",
+        tested=OTHER_LAYERS,
+        without=("previous",),
+        unless={"memory": False, "attention": False},
+    ),
+    Control(
+        {"attention": False},
+        left="the depthwise convolution and the norm alone",
+        tested="layer attention",
+        without=("cross_layer", "memory", "learn_decay", "previous", "projection"),
+        unless={"value_conv": False},
+    ),
+)
 PLACING = ("channels_per_head", "drop_path", "stages", "blocks")  # options that are resolved here
 
 
@@ -51,6 +76,12 @@ class LayerAttentionOptions:
         check=one_of("conv1d", "linear"),
     )  # fmt: skip
     value_conv: bool = option(True, "False omits the depthwise convolution, V = x (Table 4 c)", check=expect_flag)
+    attention: bool = option(
+        True, "False keeps only the depthwise convolution and the norm (Table 4 g)", check=expect_flag
+    )
+    cross_layer: bool = option(
+        True, "False is a control: every layer attends to itself alone, with the same parameters", check=expect_flag
+    )
     channels_per_head: int | None = option(
         None, "must divide the channels of every stage", check=expect_whole,
         shown="32 (CNN), 8 (MBConv), 16 (transformer), or the largest smaller divisor of the channels",
@@ -90,9 +121,6 @@ class LightOptions(LayerAttentionOptions):
 
     memory: bool = option(True, "False omits lambda times the previous output (Table 4 b)", check=expect_flag)
     learn_decay: bool = option(True, "False fixes lambda to one (Table 4 e)", check=expect_flag)
-    attention: bool = option(
-        True, "False keeps only the depthwise convolution and the norm (Table 4 g)", check=expect_flag
-    )
     previous: Previous | None = option(
         None, 'the previous output: the "attention" of the previous layer or the "shortcut" of the block',
         check=one_of("attention", "shortcut"), shown="set by the reading",
@@ -173,8 +201,11 @@ def _refuse_meaningless(options: LayerAttentionOptions, styles: set[str], name: 
         raise OptionError(f"add_prefix=True adds prefix tokens, which {name} does not have: leave it out")
     if getattr(options, "relu", None) and "cnn" not in styles:
         raise OptionError(f"relu=True follows the norm of a CNN, which {name} is not: leave it out")
-    if getattr(options, "previous", None) and not (options.memory and options.attention):  # type: ignore[attr-defined]
-        raise OptionError("previous= has no effect where memory=False or attention=False leaves out that output")
+    reads = options.cross_layer and options.attention and getattr(options, "memory", True)
+    if getattr(options, "previous", None) and not reads:
+        raise OptionError(
+            "previous= has no effect where memory=False, attention=False or cross_layer=False leaves out that output"
+        )
 
 
 def _default_channels_per_head(stage: Stage, style: str) -> int:

@@ -12,6 +12,7 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 
 from ...mechanisms.options import (
+    Control,
     Init,
     OptionError,
     Reading,
@@ -33,6 +34,17 @@ from ..finding.residual_blocks import residual_stages
 from .blocks import place_shared
 
 KEY = "rla"  # name of the memory, and of the submodule in the network
+CONTROLS = (
+    Control(
+        {"cross_layer": False}, left="the state starts from zero at every block", tested="the state of other blocks"
+    ),
+    Control(
+        {"exchange": False},
+        left="the classifier reads the state, the blocks do not",
+        tested="blocks that read the state",
+        unless={"variant": "no_exchange"},
+    ),
+)
 
 
 def _expect_variant(name: str, value: Any) -> None:
@@ -64,6 +76,10 @@ class RecurrentStateOptions:
     exchange: bool | None = option(
         None, "False if blocks do not read the state", check=expect_flag, shown="set by the variant"
     )
+    cross_layer: bool = option(
+        True, "False is a control: the state starts from zero at every block, with the same parameters",
+        check=expect_flag,
+    )  # fmt: skip
     depthwise: bool | None = option(
         None, "use a depthwise recurrent convolution", check=expect_flag, shown="True in MobileNetV2"
     )
@@ -143,7 +159,7 @@ def place_recurrent_state(
 def _resolved(options: RecurrentStateOptions, inverted: bool, preactivated: bool) -> dict[str, Any]:
     """Returns the options of `RLA`: defaults, overridden by the reading, the variant and the given options."""
     chosen: dict[str, Any] = {
-        "insert": "branch", "joins": "before", "cell": "preact", "shared": True, "exchange": True,
+        "insert": "branch", "joins": "before", "cell": "preact", "shared": True, "exchange": True, "cross_layer": True,
         "depthwise": inverted, "cell_bias": True, "cell_norm": True, "gate_activation": None, "forget_bias": None,
         "gate_norm": False, "head_norm": True,
         "head_activation": "relu" if preactivated else "tanh",

@@ -57,7 +57,7 @@ class FeatureMaps(nn.Module):
         self.channels = [infos[index]["num_chs"] for index in indices]
         self.stride = max(max(info["reduction"] for info in infos), STRIDES[-1])  # sizes of images are multiples of it
         if not self.reads_list:
-            network.prune_intermediate_layers(self.indices, prune_norm=True, prune_head=True)  # type: ignore[operator]
+            network.prune_intermediate_layers(sorted(set(indices)), prune_norm=True, prune_head=True)  # type: ignore[operator]
         self.network = network
         self.neck = neck
         self.frozen_norms = frozen_norms
@@ -77,9 +77,11 @@ class FeatureMaps(nn.Module):
             maps = network(images)
             maps = [maps[index] for index in self.indices]
         else:
-            maps = network.forward_intermediates(
-                images, indices=self.indices, norm=False, output_fmt="NCHW", intermediates_only=True
+            blocks = sorted(set(self.indices))  # of a ViT of few blocks, one block is read twice
+            read = network.forward_intermediates(
+                images, indices=blocks, norm=False, output_fmt="NCHW", intermediates_only=True
             )
+            maps = [read[blocks.index(index)] for index in self.indices]
         return self.neck(maps) if self.neck is not None else list(maps)
 
     def drop_levels(self, count: int) -> None:

@@ -80,6 +80,8 @@ class CeiTBlock(nn.Module):
 class ClassTokenAttention(nn.Module):
     """Attention of the last of the class tokens of L layers to all of them. [B, L, C] -> [B, 1, C]."""
 
+    attends_to = "layers"  # not to tokens of the image
+
     def __init__(self, dim: int, heads: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
         self.heads = heads
