@@ -47,7 +47,7 @@ def long_run(small, epochs):
     return small(**{**RICH, "epochs": epochs, "batch_size": 64, "checkpoint_steps": 3})
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_that_is_killed_ends_as_one_that_was_not(small, tmp_path, frozen):
     recipe = long_run(small, 6)
     if frozen:

@@ -15,7 +15,7 @@ from timm.data.auto_augment import AutoAugment, RandAugment
 from torch import nn
 from torchvision import transforms
 
-from interlayer.hosts import attached_mechanisms
+from interlayer.hosts import attached_blocks, attached_mechanisms
 from interlayer.models import save_weights
 from interlayer.models.checkpoints import read_checkpoint
 from interlayer.tasks import task_class
@@ -36,6 +36,7 @@ NETWORKS = {  # a small network of the kind that the recipe is meant for
     "rla_cifar": ("preresnet20_cifar", {"blocks": 1}),
     "finetune": ("resnet10t+mrla_light", {}),
     "digits": ("preresnet20_cifar+mrla_light", {"blocks": 2}),
+    "digits_vit": ("test_vit+mrla_light", load_recipe("digits_vit").model_options),
 }
 SIZE, BATCH = 32, 12
 
@@ -225,12 +226,31 @@ def check_no_flip(loop, recipe):
     assert (images[:, 0, 0, 0] < 0.5).all(), "the grey half stays on the left"
 
 
+def check_attach_options(loop, recipe):
+    network, options = loop.setup.network, dict(recipe.attach_options)
+    heads = options.pop("channels_per_head", None)
+    assert heads in (None, *(m.channels // m.heads for m in attached_mechanisms(network).values()))
+    lengths = {
+        entry.place.stage: entry.place.length for _, b in attached_blocks(network) for entry in b.interlayer_entries
+    }
+    assert options.pop("stages", list(lengths.values())) == list(lengths.values())
+    assert not options, "an option without a check"
+
+
+def check_model_options(loop, recipe):
+    """They are those of the small ViT on digits."""
+    network, options = loop.setup.network, dict(recipe.model_options)
+    assert network.patch_embed.patch_size == (options.pop("patch_size"),) * 2
+    assert network.embed_dim == options.pop("embed_dim")
+    assert (network.cls_token is not None) == options.pop("class_token")
+    assert network.global_pool == options.pop("global_pool")
+    assert not options, "an option without a check"
+
+
 CHECKS = {
     "model": lambda t, r: bool(attached_mechanisms(build_network(load_recipe("digits"), 10))),
-    "attach_options": lambda t, r: (
-        {m.channels // m.heads for m in attached_mechanisms(t.setup.network).values()}
-        == {r.attach_options["channels_per_head"]}
-    ),
+    "model_options": check_model_options,
+    "attach_options": check_attach_options,
     "image_size": lambda t, r: (
         t.setup.batches.transform_batch(next(t.setup.batches.epoch(0)))[0].shape[-2:] == (SIZE, SIZE)
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ def evaluate_setup(
     *,
     records: bool = False,
     contribution: TaskContribution | None = None,
-) -> Iterator[Scores | None]:
+) -> Generator[Scores | None, None, None]:
     """Evaluates the network of a training run, or its moving average. Every rank must exhaust the generator."""
     network = setup.evaluated_network
     setup.broadcast_buffers(network)

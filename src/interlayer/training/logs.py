@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -32,7 +33,7 @@ def epoch_row(
     setup: TrainingSetup,
     epoch: int,
     totals: Totals,
-    scores: Scores,
+    scores: Scores | None,
     clock: EpochClock,
     seconds: float,
     eval_seconds: float,
@@ -41,19 +42,20 @@ def epoch_row(
 
     Args:
         totals: the sums of the epoch's training steps.
-        scores: the evaluation after the epoch.
+        scores: the evaluation after the epoch; None if there was none, whose entries are NaN.
         clock: measures the rate of the epoch.
         seconds, eval_seconds: the time spent in training and in evaluation.
     """
     steps = setup.batches.steps
+    evaluated = {} if scores is None else scores.metrics
     return {
         "epoch": epoch + 1,
         "step": (epoch + 1) * steps,
         "lr": setup.lr,
         "train_loss": totals.mean_loss,
         **{f"train_{name}": mean for name, mean in totals.means.items()},
-        **({"eval_loss": scores.metrics["loss"]} if setup.task.evaluates_loss else {}),
-        **{f"eval_{metric.name}": scores.metrics[metric.name] for metric in setup.task.eval_metrics},
+        **({"eval_loss": evaluated.get("loss", math.nan)} if setup.task.evaluates_loss else {}),
+        **{f"eval_{metric.name}": evaluated.get(metric.name, math.nan) for metric in setup.task.eval_metrics},
         "seconds": seconds,
         "eval_seconds": eval_seconds,
         "images_per_second": clock.rate(steps, seconds),
@@ -83,7 +85,7 @@ class Logs:
         with writing(self.path), open(self.path, "a", newline="") as file:
             csv.DictWriter(file, self.columns, lineterminator="\n").writerow(row)
             flush(file)
-        values = {key: value for key, value in row.items() if key not in ("epoch", "step")}
+        values = {key: value for key, value in row.items() if key not in ("epoch", "step") and not math.isnan(value)}
         if self.tensorboard is not None:
             for key, value in values.items():
                 self.tensorboard.add_scalar(key.replace("_", "/", 1), value, row["epoch"])

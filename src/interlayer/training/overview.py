@@ -83,7 +83,8 @@ def _folder(setup: TrainingSetup, source: Any) -> str:
 def _schedule(setup: TrainingSetup) -> str:
     recipe, steps = setup.recipe, setup.batches.steps
     size = f"{plural(recipe.epochs, 'epoch')} of {plural(steps, 'step')} with {plural(recipe.batch_size, 'image')}"
-    return f"{size}, {recipe.schedule} by {recipe.schedule_on}, {_warmup(recipe, steps)}"
+    seldom = f", evaluated every {recipe.eval_every} epochs" if recipe.eval_every > 1 else ""
+    return f"{size}, {recipe.schedule} by {recipe.schedule_on}, {_warmup(recipe, steps)}{seldom}"
 
 
 def _warmup(recipe: Recipe, steps: int) -> str:

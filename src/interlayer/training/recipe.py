@@ -154,6 +154,7 @@ class Recipe:
     epoch_steps: int | None = key_field(
         None, "steps in an epoch, after which the network is evaluated; one pass over the training images if null"
     )
+    eval_every: int = key_field(1, "epochs from one evaluation to the next; the last epoch is always evaluated")
     batch_size: int = key_field(256, "images per update, over all ranks and accumulated splits")
     accumulate: int = key_field(1, "number of splits of a rank's batch, over which gradients are accumulated")
     optimizer: str = key_field("sgd", "timm's name of the optimizer: sgd uses Nesterov momentum, momentum does not")

@@ -42,7 +42,7 @@ RULES: list[tuple[Any, str]] = [
     *(_is_at_least(name, 0) for name in ("min_lr", "warmup_lr", "color_jitter", "checkpoint_steps", "seed")),
     _is_probability("vertical_flip"),
     _is_at_least("eval_batch_size", 1),
-    *(_is_at_least(name, 1) for name in ("epoch_steps", "longer_side", "eval_shorter_side")),
+    *(_is_at_least(name, 1) for name in ("epoch_steps", "eval_every", "longer_side", "eval_shorter_side")),
     *(_is_at_least(name, 0) for name in ("warmup_steps", "freeze_stages")),
     _is_at_least("lr_batch_size", 1),
     *map(_is_range, ("crop_scale", "crop_ratio", "shorter_side", "scale_jitter")),

@@ -1,12 +1,15 @@
-"""Stop signals: how a run, its other ranks and its data loading workers handle SIGTERM and Ctrl-C.
+"""Stop requests: how a run, its other ranks and its data loading workers handle SIGTERM, Ctrl-C and a limited time.
 
 Schedulers and terminals send the signal to every process of a run. The main process of the run finishes the step, saves
-a checkpoint and exits. Its workers must survive the signal until then.
+a checkpoint and exits. Its workers must survive the signal until then. A `TimeBudget` asks for the same before its time
+is up.
 """
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .processes import Processes
 
+RESERVE = 2.0  # seconds
 AGREE_STEPS = 20  # number of steps between two synchronizations of the stop request over ranks
 
 
@@ -52,6 +56,52 @@ class StopSignal:
         return 128 + (self.asked or signal.SIGINT)
 
 
+class TimeBudget:
+    """Asks to stop before a time is up. Calling it returns whether it is time to stop.
+
+    It is called after every step. What is kept in reserve, for the checkpoints of all active runs, is twice the longest
+    time between two calls so far, which contains checkpoints, but at least `RESERVE` seconds; and at most a fifth of
+    the budget.
+
+    Args:
+        budget: the time, such as "90s", "10m" or "1h30m".
+        began: the time of the clock at which it began; now if None.
+        clock: returns the current time in seconds.
+    """
+
+    def __init__(self, budget: str, began: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.clock = parse_duration(budget), clock
+        self.last = clock()
+        self.began = self.last if began is None else began
+        self.longest, self.spent = 0.0, False
+
+    def __call__(self) -> bool:
+        now = self.clock()
+        self.longest, self.last = max(self.longest, now - self.last), now
+        reserve = min(max(RESERVE, 2 * self.longest), self.seconds / 5)
+        self.spent = self.spent or now + reserve >= self.began + self.seconds
+        return self.spent
+
+    @property
+    def exit_code(self) -> int:
+        """That of a process that SIGTERM ended, because the run is not finished."""
+        return 128 + signal.SIGTERM
+
+
+def parse_duration(text: str) -> float:
+    """Returns a time in seconds.
+
+    >>> parse_duration("90s"), parse_duration("10m"), parse_duration("1h30m")
+    (90.0, 600.0, 5400.0)
+    """
+    found = re.fullmatch(r"(?:(\d+\.?\d*)h)?(?:(\d+\.?\d*)m)?(?:(\d+\.?\d*)s)?", text.strip())
+    parts = found.groups(default="0") if found else ("0",) * 3
+    seconds = sum(float(part) * unit for part, unit in zip(parts, (3600.0, 60.0, 1.0), strict=True))
+    if seconds <= 0:
+        raise ValueError(f"expected a time such as 90s, 10m or 1h30m, got {text!r}")
+    return seconds
+
+
 class StopRequest:
     """Decides whether to stop, so that all ranks stop at the same step.
 
@@ -70,6 +120,10 @@ class StopRequest:
         if step % AGREE_STEPS and not epoch_ended:
             return False
         return self.processes.any(asked)
+
+    def at_once(self) -> bool:
+        """Whether to stop where ranks do not synchronize, which only a single process can."""
+        return self.processes.world_size == 1 and self.asked()
 
 
 def prepare_worker_signals() -> None:

@@ -20,7 +20,7 @@ from ..tasks import Scores
 from .checkpoint import RunState, restore_run, save_run
 from .data import Data, EvalBatches, open_batches
 from .evaluation import check_finite_loss, evaluate_setup
-from .isolation import isolated
+from .isolation import isolated, random_state, restore_random_state
 from .logs import Logs, check_logs, epoch_row
 from .memory import explaining_out_of_memory
 from .overview import Overview, overview_of
@@ -156,6 +156,10 @@ class TrainingLoop:
             sums.restart(0)
         setup.train()
         self.clock = EpochClock(start, steps, setup.recipe.batch_size)
+        if start == steps:  # the run was stopped in the evaluation after this epoch
+            setup.set_lr(epoch, steps - 1)
+            self.step.check_loss(epoch)
+            return
         with open_batches(setup.batches.epoch(epoch, start)) as batches:
             for step in range(start, steps):
                 setup.set_lr(epoch, step)
@@ -178,12 +182,15 @@ class TrainingLoop:
         if setup.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         seconds, totals, began = self.clock.seconds, self.step.sums.totals, time.perf_counter()
-        scores = yield from self._evaluate(setup.held_out, "evaluating", epoch)
+        scores = None
+        if (epoch + 1) % setup.recipe.eval_every == 0 or epoch + 1 == setup.recipe.epochs:
+            scores = yield from self._evaluate(setup.held_out, "evaluating", epoch)
         row = epoch_row(setup, epoch, totals, scores, self.clock, seconds, time.perf_counter() - began)
         state.rows.append(row)
         state.seconds += row["seconds"] + row["eval_seconds"]
-        check_finite_loss(setup.task, scores, epoch)
-        state.keep_best(setup, row)
+        if scores is not None:
+            check_finite_loss(setup.task, scores, epoch)
+            state.keep_best(setup, row)
         if self.logs is not None:
             self.logs.add(row)
         self._save(epoch + 1, 0)
@@ -213,10 +220,21 @@ class TrainingLoop:
         records: bool = False,
         contribution: TaskContribution | None = None,
     ) -> Generator[Progress, None, Scores]:
-        """Evaluates the network or its moving average, yields after every batch, and returns the scores."""
-        scores = None
+        """Evaluates the network or its moving average, yields after every batch, and returns the scores.
+
+        If a stop is requested, the evaluation is left, and begins again when the run is resumed.
+        """
+        scores, device = None, self.setup.device
+        before = random_state(device)  # workers that load images draw a seed
         evaluation = evaluate_setup(self.setup, batches, records=records, contribution=contribution)
-        for scores in evaluation:  # noqa: B007  the scores come last
+        for scores in evaluation:
+            if scores is None and self.stop.at_once():
+                evaluation.close()
+                restore_random_state(before, device)
+                if what == "evaluating":  # the checkpoint before the test is that of the end of the last epoch
+                    self._save(epoch, self.setup.batches.steps)
+                where = "evaluation" if what == "evaluating" else "test"
+                raise Stopped(f"stopped at the {where} after epoch {epoch + 1}")
             yield self._progress(what, epoch, self.setup.batches.steps)
         assert scores is not None, "evaluate_setup yields the scores last"
         return scores

@@ -230,3 +230,14 @@ def test_every_class_of_imagenet_has_a_name_of_its_own():
     names = imagenet()
     assert len(set(names.names)) == 1000
     assert names.match(names.names) == {name: label for label, name in enumerate(names.names)}
+
+
+def test_a_class_is_named_in_several_ways_and_the_nearest_are_suggested():
+    """A name, a further name, a WordNet id or a number gives the same label; a number that is a name is the name."""
+    names = imagenet()
+    assert [names.label(text) for text in ("tabby", "Tabby Cat", "n02123045", "281")] == [281] * 4
+    assert ClassNames(["7", "5"]).label("5") == 1
+    assert ClassNames(["7", "5"]).label("0") == 0
+    for text, near in (("taby", "tabby"), ("retriever", "golden retriever"), ("1000", "tench")):
+        with pytest.raises(TrainingError, match=rf"'{text}' is no class .*{near}.* a number from 0 to 999"):
+            names.label(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib import resources
 
 from timm.data import ImageNetInfo, infer_imagenet_subset
@@ -86,6 +87,26 @@ class ClassNames:
         if not found and self.is_imagenet_1k:
             return {folder: _class_number(folder) for folder in folders if folder.isdecimal()}
         return found
+
+    def label(self, text: str) -> int:
+        """Returns the label of a class, given its name as for `match`, or its number.
+
+        Raises:
+            TrainingError: there is no such class. The message lists the nearest names.
+        """
+        if text.isdecimal() and text not in self.names and int(text) < len(self):
+            return int(text)
+        found = self.match([text]) if not text.isdecimal() or text in self.names else {}
+        if text in found:
+            return found[text]
+        known = {name.casefold(): name for name in (*self.names, *(name for names in self.lemmas for name in names))}
+        near = [known[name] for name in get_close_matches(text.casefold(), known, n=3)]
+        if not near:  # part of a name, or else any
+            near = [name for key, name in known.items() if text.casefold() in key][:3] or self.names[:3]
+        numbers = f"or a number from 0 to {len(self) - 1}"
+        raise TrainingError(
+            f"{text!r} is no class of the network: expected a class such as {', '.join(near)}, {numbers}"
+        )
 
     @property
     def is_imagenet_1k(self) -> bool:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ..files import TrainingError
@@ -36,6 +36,8 @@ class Unusable:
 
 def unreadable(error: Exception) -> str:
     """Returns why an image cannot be used, given the exception that reading it raised."""
+    if isinstance(error, UnidentifiedImageError):  # its message is only the path of the file
+        return "it cannot be read as an image"
     return f"it cannot be read as an image ({' '.join(str(error).split())[:120] or type(error).__name__})"
 
 

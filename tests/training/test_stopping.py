@@ -1,0 +1,124 @@
+"""Runs stop in time and anywhere, and go on as if they had never stopped."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from run_folders import assert_same_run
+
+from interlayer.experiments.turns import in_turns
+from interlayer.training import Stopped, train
+from interlayer.training.stop import RESERVE, TimeBudget, parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("2h5m10s", 7510), (" 3m ", 180)]
+)
+def test_times_are_written_with_their_units(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "ten minutes", "0s", "5d", "10m1h", "1.2.3h", "-5m", "h"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ValueError, match="expected a time such as 90s, 10m or 1h30m, got"):
+        parse_duration(text)
+
+
+def budget(text, times):
+    """The answers of a budget that is called at these times after it began at 0."""
+    asked = TimeBudget(text, clock=iter([0.0, *times]).__next__)
+    return [asked() for _ in times]
+
+
+def test_a_budget_keeps_time_for_checkpoints():
+    assert budget("100s", [10, 20, 79, 80]) == [False, False, False, True], "at most a fifth in reserve"
+    quick = [second / 10 for second in range(1, 1000)]
+    assert budget("100s", quick).index(True) == quick.index(100 - RESERVE)
+    steps = [float(second) for second in range(2, 100, 2)]
+    assert steps[budget("100s", steps).index(True)] == 96, "twice the longest step"
+    assert budget("10s", [9.0, 1.0]) == [True, True], "it stays spent"
+
+
+def test_a_budget_counts_from_its_beginning():
+    assert TimeBudget("100s", began=-99.0, clock=lambda: 0.0)()
+    assert not TimeBudget("100s", began=-90.0, clock=lambda: 0.0)()
+
+
+def stopping(when):
+    """Returns functions `stop` and `show`: a stop is requested once a run shows what `when` accepts."""
+    seen = []
+
+    def show(progress):
+        seen.append(when(progress))
+
+    return lambda: any(seen), show
+
+
+@pytest.mark.parametrize(
+    ("what", "where"), [("evaluating", "evaluation after epoch 2"), ("testing", "test after epoch 3")]
+)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_run_that_is_stopped_in_an_evaluation_repeats_it(small, digit_files, tmp_path, what, where, loaded):
+    """Evaluations can be long. Workers that load images draw a random seed, which must not be drawn twice."""
+    files = {"data": str(digit_files), "resident": "no", "crop": "resized", "batch_size": 24, "workers": 1}
+    recipe = small(epochs=3, drop_rate=0.2, eval_batch_size=16, validation=40, **(files if loaded else {}))
+    train(recipe, tmp_path / "whole")
+    stop, show = stopping(lambda progress: progress.what == what and progress.epoch >= 1)
+    with pytest.raises(Stopped, match=f"stopped at the {where}"):
+        train(recipe, tmp_path / "cut", stop=stop, show=show)
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    train(recipe, tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+class FakeTrainer:
+    """A run of some steps, which writes when it starts, steps and ends."""
+
+    def __init__(self, name, steps, log):
+        self.name, self.steps, self.log = name, steps, log
+
+    def run(self):
+        self.log.append(f"{self.name} starts")
+        for _ in range(self.steps):
+            yield self.name
+        self.log.append(f"{self.name} ends")
+
+    def close(self):
+        self.log.append(f"{self.name} closed")
+
+
+def test_the_next_run_starts_when_one_ends():
+    """Runs of different length keep the device busy: nothing waits for the longest of a group."""
+    log = []
+    runs = [FakeTrainer(name, steps, log) for name, steps in (("a", 1), ("b", 6), ("c", 1), ("d", 2))]
+    active = list(in_turns(iter(runs), 2))
+    assert "".join(active) == "abbbcbbdbd", "b steps in every round"
+    starts = [text for text in log if text.endswith(("starts", "ends"))]
+    assert starts == ["a starts", "b starts", "a ends", "c starts", "c ends", "d starts", "b ends", "d ends"]
+
+
+def test_no_run_starts_after_a_stop_and_none_is_missed_at_the_end():
+    log = []
+    runs = [FakeTrainer(name, 2, log) for name in "ab"]
+    asked = iter([False, True])
+    with pytest.raises(Stopped, match="before the next run"):
+        list(in_turns(iter(runs), 1, lambda: next(asked)))
+    assert log == ["a starts", "a ends", "a closed", "b closed"]
+    asked = iter([False])  # a stop that comes when all runs are done is no stop
+    assert list(in_turns(iter([FakeTrainer("c", 1, [])]), 1, lambda: next(asked))) == ["c"]
+
+
+def test_a_command_stops_within_its_budget_and_names_the_one_that_goes_on(small, tmp_path):
+    recipe, folder = small(epochs=5000), tmp_path / "run"
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    command = [sys.executable, "-m", "interlayer"]
+    options = {"capture_output": True, "text": True, "timeout": 200, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    arguments = ["train", "--recipe", str(tmp_path / "recipe.yaml"), "--output", str(folder), "--budget", "4s"]
+    result = subprocess.run([*command, *arguments], **options)
+    assert result.returncode == 143, result.stderr
+    assert f"a checkpoint is saved, go on with: interlayer resume {folder} --budget 4s" in result.stderr
+    first = sorted((folder / "checkpoints").iterdir())[-1].name
+    again = subprocess.run([*command, "resume", str(folder), "--budget", "4s"], **options)
+    assert again.returncode == 143, again.stderr
+    assert sorted((folder / "checkpoints").iterdir())[-1].name > first, "every call makes progress"
