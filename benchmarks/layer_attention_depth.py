@@ -14,61 +14,16 @@ import time
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
-from timm.models.resnet import Bottleneck, ResNet
-from torch import nn
 
-import interlayer
-from interlayer.analysis import Setting, measure
+from interlayer.analysis import Setting, depth_costs, depth_curves, depth_exponents, plot_depth
 
-MECHANISMS = ("plain", "mrla_light", "mrla_base")
 LABELS = {"plain": "plain", "mrla_light": "+ MRLA-light", "mrla_base": "+ MRLA-base"}
-Figures = dict[str, list[tuple[int, float, float]]]  # blocks, seconds and bytes of a step, by mechanism
-
-
-def make_network(blocks: int, mechanism: str, channels: int, reading: str) -> nn.Module:
-    """Returns a ResNet with one stage, for images four times as large as its maps."""
-    network = ResNet(Bottleneck, layers=(blocks,), channels=(channels // 4,), num_classes=10)
-    network.layer2 = network.layer3 = network.layer4 = nn.Identity()  # which timm's forward pass expects
-    if mechanism != "plain":
-        interlayer.attach(network, mechanism, reading=reading)
-    return network
-
-
-def slope(points: list[tuple[int, float]]) -> float:
-    """Returns the slope of the least-squares line through the logarithms."""
-    xs, ys = ([math.log(value) for value in values] for values in zip(*points, strict=True))
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    above = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    return above / sum((x - mean_x) ** 2 for x in xs)
-
-
-def plot(figures: Figures, path: Path) -> None:
-    """Saves memory and time per block as a function of the number of blocks."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    memory, seconds = figure.subplots(1, 2)
-    for mechanism, rows in figures.items():
-        depths = [row[0] for row in rows]
-        memory.plot(depths, [row[2] / 2**30 for row in rows], "o-", label=LABELS[mechanism])
-        seconds.plot(depths, [row[1] / row[0] * 1e3 for row in rows], "o-", label=LABELS[mechanism])
-    for axes, label in ((memory, "activations of a step [GiB]"), (seconds, "time of a step per block [ms]")):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(depths, [str(depth) for depth in depths])
-        axes.set_xlabel("blocks of the stage, T")
-        axes.set_ylabel(label)
-        axes.grid(alpha=0.3)
-    memory.set_yscale("log", base=2)
-    seconds.set_ylim(bottom=0)
-    memory.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    print(f"saved {path}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", type=int, nargs="+", default=[4, 8, 16, 32, 64])
-    parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--mechanisms", nargs="+", choices=list(LABELS), default=list(LABELS))
     parser.add_argument("--reading", choices=("paper", "published"), default="paper")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--channels", type=int, default=256)
@@ -85,43 +40,42 @@ def main() -> None:
     )  # fmt: skip
     if arguments.device == "cuda":
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    networks = {
+        LABELS[name]: None if name == "plain" else f"{name}:reading={arguments.reading}"
+        for name in arguments.mechanisms
+    }
     start = time.monotonic()
-    figures: Figures = {}
+    found, plain = [], {}
     print(f"{'':13} {'T':>3} {'step':>11} {'per block':>11} {'memory':>12} {'ratios to plain':>16}")
-    for blocks in arguments.depths:
-        for mechanism in arguments.mechanisms:
-            if time.monotonic() - start > 60 * arguments.minutes:
-                continue
-            network = make_network(blocks, mechanism, arguments.channels, arguments.reading)
-            try:
-                cost = measure(network, setting)
-            except torch.OutOfMemoryError:
-                print(f"{LABELS[mechanism]:13} {blocks:3} does not fit", flush=True)
-                continue
-            finally:
-                if arguments.device == "cuda":
-                    torch.cuda.empty_cache()
-            # Weights and momentum. At the peak, when the backward pass starts, there are no gradients of weights.
-            memory = cost.memory - 2 * sum(p.numel() * p.element_size() for p in network.parameters())
-            rows = figures.setdefault(mechanism, [])
-            rows.append((blocks, cost.train_seconds, memory))
-            ratios = ""
-            if "plain" in figures and figures["plain"][-1][0] == blocks:
-                _, seconds, plain_memory = figures["plain"][-1]
-                ratios = f"{cost.train_seconds / seconds:8.3f} {memory / plain_memory:7.3f}"
-            print(
-                f"{LABELS[mechanism]:13} {blocks:3} {cost.train_seconds * 1e3:8.2f} ms"
-                f" {cost.train_seconds / blocks * 1e3:8.3f} ms {memory / 2**20:8.1f} MiB {ratios:>16}",
-                flush=True,
-            )
+    costs = depth_costs(networks, arguments.depths, setting, channels=arguments.channels, map_size=arguments.map_size)
+    for cost in costs:
+        found.append(cost)
+        if not cost.fits:
+            print(f"{cost.name:13} {cost.blocks:3} does not fit", flush=True)
+            continue
+        if cost.name == LABELS["plain"]:
+            plain[cost.blocks] = cost
+        ratios = ""
+        if other := plain.get(cost.blocks):
+            ratios = f"{cost.seconds / other.seconds:8.3f} {cost.memory / other.memory:7.3f}"
+        print(
+            f"{cost.name:13} {cost.blocks:3} {cost.seconds * 1e3:8.2f} ms"
+            f" {cost.seconds / cost.blocks * 1e3:8.3f} ms {cost.memory / 2**20:8.1f} MiB {ratios:>16}",
+            flush=True,
+        )
+        if time.monotonic() - start > 60 * arguments.minutes:
+            break
     print(f"\n{'exponents in T':13} {'memory':>8} {'last two':>9} {'time':>8} {'last two':>9}")
-    for mechanism, rows in figures.items():
-        if len(rows) > 1:
-            memories, times = [(row[0], row[2]) for row in rows], [(row[0], row[1]) for row in rows]
-            found = (slope(memories), slope(memories[-2:]), slope(times), slope(times[-2:]))
-            print(f"{LABELS[mechanism]:14} {found[0]:8.3f} {found[1]:9.3f} {found[2]:8.3f} {found[3]:9.3f}")
-    if figures:
-        plot(figures, arguments.plot)
+    curves = depth_curves(found)
+    for name, curve in curves.items():
+        if len(curve) > 1:
+            (seconds, memory), (last_seconds, last_memory) = depth_exponents(curve), depth_exponents(curve[-2:])
+            print(f"{name:14} {memory:8.3f} {last_memory:9.3f} {seconds:8.3f} {last_seconds:9.3f}")
+    if curves:
+        path = arguments.plot
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plot_depth(found).savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        print(f"saved {path}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,19 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from .analysis import Contribution, contribution, layer_scores, plot_layer_scores
+from .analysis import (
+    Contribution,
+    attention_entropy,
+    attention_maps,
+    class_activation,
+    contribution,
+    layer_scores,
+    plot_attention_entropy,
+    plot_class_activation,
+    plot_layer_scores,
+    plot_query_attention,
+    query_attention,
+)
 from .hosts import AttachError, attach, detach, switched_off
 from .mechanisms import resize_halo
 from .models import CheckpointError, convert_checkpoint, list_models, load_backbone, load_weights, save_weights
@@ -40,7 +52,10 @@ __all__ = [
     "Contribution",
     "ExportError",
     "attach",
+    "attention_entropy",
+    "attention_maps",
     "backend",
+    "class_activation",
     "contribution",
     "convert_checkpoint",
     "detach",
@@ -51,8 +66,12 @@ __all__ = [
     "load_backbone",
     "load_run",
     "load_weights",
+    "plot_attention_entropy",
+    "plot_class_activation",
     "plot_layer_scores",
+    "plot_query_attention",
     "push_to_hub",
+    "query_attention",
     "resize_halo",
     "save_for_hub",
     "save_weights",

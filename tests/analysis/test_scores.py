@@ -137,3 +137,23 @@ def test_all_stages_share_one_scale_and_name_their_blocks():
     stages = interlayer.layer_scores(few, IMAGES)
     shown = [axes for axes in interlayer.plot_layer_scores(stages).axes if axes.images]
     assert 0 < len(shown) == sum(len(stage.blocks) > 1 for stage in stages) < len(stages)
+
+
+@pytest.mark.parametrize("mechanism", ["mrla_light", "mrla_base"])
+def test_every_head_has_a_heatmap_of_its_own_scores(mechanism):
+    """The corner pixels of a cell are the means of its positive and of its negative weights."""
+    stages = interlayer.layer_scores(make(mechanism), IMAGES)[:2]
+    figure = interlayer.plot_layer_scores(stages, head="all")
+    heatmaps = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title(loc="left") for axes in heatmaps[6:10]] == ["head 6", "head 7", "head 0", "head 1"]
+    assert heatmaps[8].get_ylabel().startswith("layer2.0 to layer2.1")
+    assert len(heatmaps) == sum(stage.scores.shape[1] for stage in stages) == 8 + 16
+    assert len({axes.images[0].get_clim() for axes in heatmaps}) == 1, "one scale"
+    positive, negative = stages[1].parts(head=3)
+    shown = heatmaps[8 + 3].images[0].get_array()
+    cell = shown.shape[0] // 2
+    corners = float(shown[cell, 0]), float(shown[-1, cell - 1])  # of the second layer that reads the first
+    divided = mechanism == "mrla_light"
+    expected = (positive[1, 0], -negative[1, 0]) if divided else (positive[1, 0], positive[1, 0])
+    assert corners == pytest.approx([float(value) for value in expected], rel=1e-5)
+    assert shown.mask[0, -1], "what a layer cannot read is left blank"

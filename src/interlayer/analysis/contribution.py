@@ -16,7 +16,6 @@ Predictions are compared with those of the network with all its mechanisms switc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +28,8 @@ from ..hosts.placing.recurrent_state import JoiningHead, backbone_inputs
 from ..hosts.switch import modules_off, some_switchable, switchable_mechanisms
 from ..mechanisms import BlockMechanism, ContextBroadcast
 from ..tasks import Classification, Collective, Scores, Task
+from .batches import image_batches, shape_text
+from .capture import After, hooked
 from .contribution_record import BlockContribution, Contribution
 
 BATCH = 64  # number of images that `contribution` runs at a time, if it is given one tensor
@@ -66,7 +67,7 @@ def contribution(
     count = changed = right = right_without = labeled = 0
     has_answers = True
     with evaluating(model):
-        for batch, targets in _batches(images, labels):
+        for batch, targets in image_batches(images, labels, size=BATCH):
             batch = batch.to(device)
             outputs, without = meter.run(lambda batch=batch: model(batch))  # type: ignore[misc]
             count += len(batch)
@@ -74,7 +75,7 @@ def contribution(
             if answers is None or other is None:
                 if targets is not None:
                     raise ValueError(
-                        f"labels need a network whose outputs are logits [B, classes], got {_shape(outputs)}"
+                        f"labels need a network whose outputs are logits [B, classes], got {shape_text(outputs)}"
                     )
                 has_answers = False
                 continue
@@ -100,42 +101,12 @@ def contribution(
     )
 
 
-def _batches(images: Any, labels: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yields batches of images and their labels, or None."""
-    given = None if labels is None else torch.as_tensor(labels)
-    if isinstance(images, Tensor):
-        if images.dim() != 4:
-            raise ValueError(f"expected images [B, C, H, W], got {tuple(images.shape)}")
-        images = images.split(BATCH)
-    done = 0
-    for batch in images:
-        if isinstance(batch, (tuple, list)) and len(batch) > 1 and given is not None:
-            raise ValueError("the batches contain labels: leave out labels=")
-        pixels, targets = (
-            (batch[0], batch[1] if len(batch) > 1 else None) if isinstance(batch, (tuple, list)) else (batch, None)
-        )
-        if not isinstance(pixels, Tensor) or pixels.dim() != 4:
-            raise ValueError(f"expected batches of images [B, C, H, W], got {_shape(pixels)}")
-        if given is not None:
-            targets = given[done : done + len(pixels)]
-        done += len(pixels)
-        if targets is not None and tuple(targets.shape) != (len(pixels),):
-            raise ValueError(f"expected one label for each of {len(pixels)} images, got {_shape(targets)}")
-        yield pixels, targets
-    if given is not None and len(given) != done:
-        raise ValueError(f"expected a label for each of the {done} images, got {len(given)}")
-
-
 def _classes(outputs: Any) -> Tensor | None:
     """Returns the predicted class of each image, or None if the outputs are not logits [B, classes]."""
     logits = getattr(outputs, "logits", outputs)  # transformers returns a record
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
         return None
     return logits.argmax(1)
-
-
-def _shape(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 @dataclass
@@ -194,27 +165,16 @@ class ContributionMeter:
             counted: [B], False for images that are padding.
         """
         self.counted = counted
-        with _eagerly(self.model), self._measuring(self.images is None or self.seen < self.images):
+        by_module: dict[nn.Module, list[_Site]] = {}
+        for site in self.sites if self.images is None or self.seen < self.images else ():
+            by_module.setdefault(site.module, []).append(site)
+        hooks = {m: self._hook(sites, first=number == 0) for number, (m, sites) in enumerate(by_module.items())}
+        with hooked(self.model, after=hooks):
             outputs = forward()
         with switched_off(self.model):
             return outputs, forward()
 
-    @contextmanager
-    def _measuring(self, active: bool) -> Iterator[None]:
-        by_module: dict[nn.Module, list[_Site]] = {}
-        for site in self.sites if active else ():
-            by_module.setdefault(site.module, []).append(site)
-        handles = [
-            module.register_forward_hook(self._hook(sites, first=number == 0), with_kwargs=True)
-            for number, (module, sites) in enumerate(by_module.items())
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hook(self, sites: list[_Site], first: bool) -> Any:
+    def _hook(self, sites: list[_Site], first: bool) -> After:
         def measure(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self.runs_again:  # a block inside a block that is run without a mechanism
                 return
@@ -297,12 +257,6 @@ class TaskContribution:
 def task_contribution(task: Task, model: nn.Module) -> TaskContribution | None:
     """Returns a `TaskContribution`, or None if the network has no mechanism that can be switched off."""
     return TaskContribution(task, model) if switchable_mechanisms(model) else None
-
-
-def _eagerly(model: Any) -> AbstractContextManager[Any]:
-    """Returns a context in which a compiled network runs eagerly: compiled code does not call new hooks."""
-    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def _sites(model: nn.Module) -> list[_Site]:

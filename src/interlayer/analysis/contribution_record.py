@@ -66,13 +66,17 @@ class Contribution:
         return list(dict.fromkeys(row.mechanism for row in self.blocks))
 
     @property
-    def change(self) -> str:
-        """How much the mechanisms change the outputs of their blocks, in words without a full stop."""
+    def range(self) -> str:
+        """The smallest and the largest ratio of a block: 1.2% to 8.3%."""
         ratios = sorted(row.ratio for row in self.blocks)
         low, high = _percent(ratios[0]), _percent(ratios[-1])
-        by = high if low == high else f"{low} to {high}"
+        return high if low == high else f"{low} to {high}"
+
+    @property
+    def change(self) -> str:
+        """How much the mechanisms change the outputs of their blocks, in words without a full stop."""
         changes, its = ("changes", "its") if len(self.mechanisms) == 1 else ("change", "their")
-        return f"{' and '.join(self.mechanisms)} {changes} the outputs of {its} blocks by {by}"
+        return f"{' and '.join(self.mechanisms)} {changes} the outputs of {its} blocks by {self.range}"
 
     @property
     def sentence(self) -> str:

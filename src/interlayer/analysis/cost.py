@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 from ..hosts import evaluating, probe_image
+from .shapes import Memory, RememberedShapes
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
@@ -60,8 +61,16 @@ def count_flops(
     return by_torch if convention == "torch" else paper
 
 
-def count_flops_both_ways(model: nn.Module, image_size: int | tuple[int, int] | None = None) -> tuple[int, int]:
-    """Returns `count_flops` for the conventions "paper" and "torch", computed in one forward pass."""
+def count_flops_both_ways(
+    model: nn.Module, image_size: int | tuple[int, int] | None = None, memory: Memory | None = None
+) -> tuple[int, int]:
+    """Returns `count_flops` for the conventions "paper" and "torch", computed in one forward pass.
+
+    Args:
+        model: the model.
+        image_size: size of the image; the default size of the model if None.
+        memory: results of operators on the meta device, from counting other networks; see `RememberedShapes`.
+    """
     image = probe_image(model, image_size)
     with (
         evaluating(model),
@@ -69,9 +78,10 @@ def count_flops_both_ways(model: nn.Module, image_size: int | tuple[int, int] | 
         _frozen(model),
         FlopCounterMode(display=False, custom_mapping=_fused_attention_counts()) as counter,
         _PaperCounter() as paper,
+        RememberedShapes(memory, counter.get_total_flops) as shapes,
     ):
         model(image)
-    return paper.total, counter.get_total_flops() // 2
+    return paper.total, (counter.get_total_flops() + shapes.repeated) // 2
 
 
 def _fused_attention_counts() -> dict[Any, Any]:

@@ -79,16 +79,26 @@ def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
     """
     if not sigma > 0:
         raise ValueError(f"expected sigma above 0, got {sigma:g}")
-    radius = math.floor(TRUNCATED * sigma + 0.5)
+    return gaussian_smooth(images, sigma, math.floor(TRUNCATED * sigma + 0.5)).clamp(0, 1)
+
+
+def gaussian_smooth(images: Tensor, sigma: float, radius: int) -> Tensor:
+    """Convolves every channel with a Gaussian, as `gaussian_blur` does, for images of any range of values.
+
+    Args:
+        images: [B, C, H, W].
+        sigma: the standard deviation of the Gaussian in pixels.
+        radius: the number of pixels on either side of the center at which its kernel ends.
+    """
     offsets = torch.arange(-radius, radius + 1, dtype=torch.float64, device=images.device)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = (kernel / kernel.sum()).to(images.dtype).view(1, 1, -1)
-    blurred = images
+    smooth = images
     for axis in (-1, -2):
-        rows = blurred.transpose(axis, -1)
+        rows = smooth.transpose(axis, -1)
         padded = F.pad(rows.flatten(0, -2)[:, None], (radius, radius), mode="replicate")
-        blurred = F.conv1d(padded, kernel).view(rows.shape).transpose(axis, -1)
-    return blurred.clamp(0, 1)
+        smooth = F.conv1d(padded, kernel).view(rows.shape).transpose(axis, -1)
+    return smooth
 
 
 def drawn(images: Tensor, seeds: Sequence[int], draw: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..hosts import attached_blocks, attached_mechanisms, evaluating
 from ..mechanisms import LayerAttention, MRLALight
+from .capture import After, hooked
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,16 @@ def capture_scores(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     Yields a dict that maps the name of each mechanism to the scores of its last call, [B, heads, t].
     """
     captured: dict[str, Tensor] = {}
-    handles = []
-    for name, mechanism in attached_mechanisms(model).items():
-        if not isinstance(mechanism, LayerAttention):
-            continue
 
-        def keep(module: nn.Module, args: tuple[Tensor], output: Tensor, name: str = name) -> None:
+    def keep_as(name: str) -> After:
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             captured[name] = output.detach()
 
-        handles.append(mechanism.scores.register_forward_hook(keep))
-    try:
+        return keep
+
+    attentions = {name: m for name, m in attached_mechanisms(model).items() if isinstance(m, LayerAttention)}
+    with hooked(model, after={attention.scores: keep_as(name) for name, attention in attentions.items()}):
         yield captured
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -81,19 +79,12 @@ def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
         model: a model with layer attention attached.
         images: preprocessed images, [B, C, H, W].
     """
-    stages: dict[int, list[tuple[str, LayerAttention]]] = {}
-    for name, block in attached_blocks(model):
-        for entry in block.interlayer_entries:
-            mechanism = entry.shared or getattr(block, entry.key)
-            if isinstance(mechanism, LayerAttention):
-                stages.setdefault(entry.place.stage, []).append((name, mechanism))
-    if not stages:
-        raise ValueError(f"{type(model).__name__} has no layer attention attached: see interlayer.attach")
+    stages = attention_stages(model)
     names = {id(mechanism): name for name, mechanism in attached_mechanisms(model).items()}
     with evaluating(model), capture_scores(model) as captured:
         model(images)
     result = []
-    for _, layers in sorted(stages.items()):
+    for layers in stages:
         blocks = tuple(name for name, _ in layers)
         mechanisms = [mechanism for _, mechanism in layers]
         absent = [name for name, mechanism in layers if names[id(mechanism)] not in captured]
@@ -103,14 +94,33 @@ def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
             )
         rows = [captured[names[id(mechanism)]].float() for mechanism in mechanisms]
         light = isinstance(mechanisms[0], MRLALight)
-        matrices = _light_matrices(rows, mechanisms) if light else (_matrix(rows), None)
-        result.append(StageScores(_stage_name(blocks), blocks, *matrices))
+        matrices = _light_matrices(rows, mechanisms) if light else (_matrix(rows, mechanisms), None)
+        result.append(StageScores(stage_name(blocks), blocks, *matrices))
     return result
 
 
-def _matrix(rows: list[Tensor]) -> Tensor:
-    size = len(rows)
-    return torch.stack([nn.functional.pad(row, (0, size - row.shape[-1])) for row in rows], dim=-2)
+def attention_stages(model: nn.Module) -> list[list[tuple[str, LayerAttention]]]:
+    """Returns the layers of each stage with layer attention, as names of blocks and their attention."""
+    stages: dict[int, list[tuple[str, LayerAttention]]] = {}
+    for name, block in attached_blocks(model):
+        for entry in block.interlayer_entries:
+            mechanism = entry.shared or getattr(block, entry.key)
+            if isinstance(mechanism, LayerAttention):
+                stages.setdefault(entry.place.stage, []).append((name, mechanism))
+    if not stages:
+        raise ValueError(
+            f"{type(model).__name__} has no layer attention attached: choose a network with it, such as "
+            f"NAME+mrla_base, or see interlayer.attach"
+        )
+    return [layers for _, layers in sorted(stages.items())]
+
+
+def _matrix(rows: list[Tensor], mechanisms: list[LayerAttention]) -> Tensor:
+    padded = []
+    for layer, (row, mechanism) in enumerate(zip(rows, mechanisms, strict=True)):
+        first = 0 if mechanism.cross_layer else layer  # a layer that attends to itself alone has one weight
+        padded.append(nn.functional.pad(row, (first, len(rows) - first - row.shape[-1])))
+    return torch.stack(padded, dim=-2)
 
 
 def _light_matrices(rows: list[Tensor], mechanisms: list[LayerAttention]) -> tuple[Tensor, Tensor]:
@@ -125,7 +135,7 @@ def _light_matrices(rows: list[Tensor], mechanisms: list[LayerAttention]) -> tup
         for s in range(t - 1, -1, -1):
             reader = mechanisms[s + 1]
             assert isinstance(reader, MRLALight)
-            if not reader.memory:
+            if not reader.memory or not reader.cross_layer:
                 break
             if reader.decay is not None:
                 carried = carried * reader.decay.float()
@@ -138,5 +148,6 @@ def _light_matrices(rows: list[Tensor], mechanisms: list[LayerAttention]) -> tup
     return means, magnitudes
 
 
-def _stage_name(blocks: tuple[str, ...]) -> str:
+def stage_name(blocks: tuple[str, ...]) -> str:
+    """Returns the name of a stage: the names of its first and last block."""
     return blocks[0] if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..analysis.shapes import Memory, RememberedShapes
 from ..models.dense import detector, segmenter
 
 IMAGE = (1, 3, 800, 1280)
@@ -64,9 +65,11 @@ class DenseRow:
 
 def detection_rows() -> Iterator[DenseRow]:
     """Yields the counted rows, one at a time. UPerNet needs the extra ``segmentation``."""
+    building: Memory = {}
+    counting: Memory = {}
     for name, figures in PRINTED.items():
         for backbone, printed in zip(BACKBONES, figures, strict=True):
-            with torch.device("meta"):  # counting only needs shapes
+            with torch.device("meta"), RememberedShapes(building):  # counting only needs shapes
                 model = detector(
                     name,
                     backbone=backbone,
@@ -75,11 +78,12 @@ def detection_rows() -> Iterator[DenseRow]:
                     # the baseline heads of Mask R-CNN also have an output for the background
                     predict_background=name == "mask_rcnn" and backbone in ("resnet50", "resnet101"),
                 )
-                flops = _flops(model.eval())
+            with torch.device("meta"):
+                flops = _flops(model.eval(), counting)
             printed_flops = PRINTED_FLOPS.get((name, backbone))
             yield DenseRow(name, backbone, printed, _trainable(model), 2, flops, printed_flops)
     for backbone, printed in UPERNET.items():
-        with torch.device("meta"):
+        with torch.device("meta"), RememberedShapes(building):
             model = segmenter("upernet", backbone=backbone, num_classes=150)
         yield DenseRow("upernet", backbone, printed, _trainable(model), 1)
 
@@ -89,8 +93,8 @@ def _trainable(model: torch.nn.Module) -> float:
 
 
 @torch.no_grad()
-def _flops(model: Any) -> float:
-    with FlopCounterMode(display=False) as counter:
+def _flops(model: Any, memory: Memory) -> float:
+    with FlopCounterMode(display=False) as counter, RememberedShapes(memory, counter.get_total_flops) as shapes:
         levels = list(model.backbone(torch.zeros(IMAGE)).values())
         if hasattr(model, "rpn"):
             model.rpn.head(levels)
@@ -99,4 +103,4 @@ def _flops(model: Any) -> float:
                 model.roi_heads.mask_predictor(model.roi_heads.mask_head(torch.zeros(MASKS, 256, 14, 14)))
         else:
             model.head(levels)
-    return counter.get_total_flops() / 2 / 1e9
+    return (counter.get_total_flops() + shapes.repeated) / 2 / 1e9

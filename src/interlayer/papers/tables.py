@@ -12,6 +12,7 @@ from torch import nn
 
 from .. import models
 from ..analysis.cost import count_flops_both_ways, count_parameters
+from ..analysis.shapes import Memory, RememberedShapes
 from .cb import cb_rows
 from .halonet import halonet_rows
 from .mrla import mrla_rows
@@ -33,6 +34,8 @@ def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[Co
     if paper not in TABLES:
         raise ValueError(f"unknown paper {paper!r}, expected one of {', '.join(TABLES)}")
     counted: dict[str, tuple[dict[str, int], int, int]] = {}
+    building: Memory = {}
+    counting: Memory = {}
     for row in TABLES[paper]():
         if tables is not None and row.table not in tables:
             continue
@@ -42,16 +45,22 @@ def count_rows(paper: str, tables: Collection[str] | None = None) -> Iterator[Co
         options = sorted(row.attention.items()), sorted(row.options.items())
         key = f"{row.model} {options} {row.image_size} {row.strides_first}"
         if key not in counted:
-            counted[key] = _count(row)
+            counted[key] = _count(row, building, counting)
         parameters, flops, torch_flops = counted[key]
         counts = (row.units.in_flops(count) for count in (flops, torch_flops))
         yield CountedRow(row, row.units.in_parameters(parameters[row.count]), *counts)
 
 
 @torch.no_grad()
-def _count(row: PaperRow) -> tuple[dict[str, int], int, int]:
-    """Returns the parameters by each `count`, and the multiply-adds by the conventions "paper" and "torch"."""
-    with torch.device("meta"):  # counting only needs shapes
+def _count(row: PaperRow, building: Memory, counting: Memory) -> tuple[dict[str, int], int, int]:
+    """Returns the parameters by each `count`, and the multiply-adds by the conventions "paper" and "torch".
+
+    Args:
+        row: the row.
+        building: shapes of operators that were run to build networks.
+        counting: shapes and FLOPs of operators that were counted.
+    """
+    with torch.device("meta"), RememberedShapes(building):  # counting only needs shapes
         model = _create(row)
     parameters = {"all": count_parameters(model), "layers": count_parameters(model, layers_only=True)}
     parameters["with_statistics"] = parameters["all"] + _statistics(model)
@@ -59,7 +68,7 @@ def _count(row: PaperRow) -> tuple[dict[str, int], int, int]:
     parameters["without_layer_norms"] = parameters["all"] - sum(count_parameters(norm) for norm in norms)
     if row.strides_first:
         _stride_first(model)
-    return parameters, *count_flops_both_ways(model, row.image_size)
+    return parameters, *count_flops_both_ways(model, row.image_size, counting)
 
 
 def _create(row: PaperRow) -> nn.Module:
