@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-slow check format docs gallery clean
+.PHONY: run test test-slow check format docs gallery results clean
 
 run: $(VENV)/.run
 	$(BIN)/interlayer compare
@@ -28,6 +28,9 @@ docs: $(VENV)/.docs
 
 gallery: $(VENV)/.dev
 	$(BIN)/python docs/draw_gallery.py
+
+results: $(VENV)/.dev
+	$(BIN)/python docs/write_results.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -93,8 +93,34 @@ def navigation(entries: list[Any]) -> list[Any]:
     return kept
 
 
+def with_example_sections(code: str) -> str:
+    """Returns Python code whose docstrings have their `>>>` examples in a section, without which they are no code.
+
+    In Markdown, `>>>` begins a quotation, and brackets in it are links.
+    """
+    lines: list[str] = []
+    inside = False
+    for line in code.splitlines():
+        text = line.lstrip()
+        if not inside and text.startswith(">>> ") and lines and not lines[-1].strip():
+            lines.append(line.removesuffix(text) + "Examples:")
+            inside = True
+        elif not text or text.startswith('"""'):
+            inside = False
+        lines.append(f"    {line}" if inside else line)
+    return "\n".join(lines) + "\n"
+
+
+def write_code(folder: Path) -> None:
+    """Writes the package with docstrings as the builder reads them."""
+    for path in (ROOT / "src" / "interlayer").rglob("*.py"):
+        copy = folder / path.relative_to(ROOT / "src")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(with_example_sections(path.read_text()))
+
+
 def write_source(folder: Path) -> None:
-    """Writes the pages and the mkdocs.yml that the builder reads to a new folder."""
+    """Writes the pages, the package and the mkdocs.yml that the builder reads to a new folder."""
     pages = folder / "pages"
     (pages / "reference").mkdir(parents=True)
     shutil.copytree(DOCS / "images", pages / "images")
@@ -109,7 +135,8 @@ def write_source(folder: Path) -> None:
     settings |= {"docs_dir": "pages", "site_dir": "site", "nav": navigation(settings["nav"])}
     for plugin in settings["plugins"]:
         if "mkdocstrings" in plugin:
-            plugin["mkdocstrings"]["handlers"]["python"]["paths"] = [(ROOT / "src").as_posix()]
+            plugin["mkdocstrings"]["handlers"]["python"]["paths"] = [(folder / "code").resolve().as_posix()]
+    write_code(folder / "code")
     (folder / "mkdocs.yml").write_text(yaml.safe_dump(settings, sort_keys=False))
 
 

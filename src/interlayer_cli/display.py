@@ -64,6 +64,26 @@ def showing(total_runs: int = 1, root: Path | None = None) -> Iterator[Any]:
         yield _Bars(bars, total_runs, root)
 
 
+@contextmanager
+def counting(description: str) -> Iterator[Any]:
+    """Yields a function that displays how many of a number of things are done, if stderr is a terminal.
+
+    Its arguments are the number of those that are done, that of all, and what is being done, if it varies.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total, what=description: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=8) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total, what=description: bar.update(task, completed=done, total=total, description=what)
+
+
 def _name(progress: Any, root: Path | None) -> str:
     if root is None:
         return progress.folder.name
@@ -109,7 +129,7 @@ class _Bars:
         if not known:
             self.tasks[progress.folder] = self.bars.add_task("", total=None, text="")
         name = _name(progress, self.root)
-        has_epochs = name != progress.what and not progress.what.startswith(("loading", "measuring"))
+        has_epochs = name != progress.what and not progress.what.startswith(("loading", "measuring", "timing"))
         epoch = f" epoch {progress.epoch + 1}/{progress.epochs}" if has_epochs else ""
         texts = [
             progress.what if name != progress.what else "",
@@ -139,14 +159,14 @@ class _Lines:
             self.trained[progress.folder] = progress
         if progress.what != "evaluated":
             return
-        trained = self.trained[progress.folder]
         shown = [
             f"{_name(progress, self.root)}: epoch {progress.epoch + 1}/{progress.epochs}",
             f"loss {progress.loss:.4f}",
             *_metrics(progress),
-            f"{trained.images_per_second:,.0f} images/s",
-            f"{_clock(trained.seconds_left)} left",
         ]
+        trained = self.trained.get(progress.folder)
+        if trained is not None:  # not where a run was stopped in an evaluation, which is the first thing it repeats
+            shown += [f"{trained.images_per_second:,.0f} images/s", f"{_clock(trained.seconds_left)} left"]
         print(", ".join(shown), file=sys.stderr, flush=True)
 
 

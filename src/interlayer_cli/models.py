@@ -56,7 +56,8 @@ def _count(name: str) -> int:
     import torch
 
     from interlayer.analysis import count_parameters
+    from interlayer.analysis.shapes import RememberedShapes
     from interlayer.models.build import build_network
 
-    with torch.device("meta"):
+    with torch.device("meta"), RememberedShapes():
         return count_parameters(build_network(name))

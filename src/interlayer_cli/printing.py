@@ -17,7 +17,7 @@ def rich_table(table: Any, *, align_right: bool = False) -> Any:
 
     made = Table(title=table.title or None, caption=table.note or None)
     for index, column in enumerate(table.columns):
-        made.add_column(column, justify="right" if align_right and index else "left")
+        made.add_column(column, justify="right" if align_right and index else "left", overflow="fold")
     for row in table.rows:
         made.add_row(*(Text(cell) for cell in row))  # names of classes and files can contain markup
     return made

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from .train import Budget
+
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a comparison.")],
@@ -12,6 +14,10 @@ def resume(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="What may differ on another machine: workers=8 device=cpu."),
     ] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Add the controls of its networks to a comparison, finished or not.")
+    ] = False,
+    budget: Budget = None,
 ) -> None:
     """Continue a run or a comparison that was stopped, with the recipe that its folder records.
 
@@ -33,16 +39,18 @@ def resume(
         raise ValueError(f"{folder} holds a comparison without {RECORD_FILE}: repeat its command with --resume")
     if not is_comparison and not (folder / "recipe.yaml").is_file():
         raise ValueError(f"{folder} holds no run and no comparison: expected the folder that was printed at the start")
-    if (folder / ("comparison.json" if is_comparison else "summary.json")).is_file():
+    if control and not is_comparison:
+        raise ValueError(f"--control adds networks to a comparison, and {folder} holds a run")
+    if (folder / ("comparison.json" if is_comparison else "summary.json")).is_file() and not control:
         if is_main_process():
             typer.echo(f"{folder} is finished, nothing is left to do; report: {folder / 'report.html'}")
     elif is_comparison:
-        _resume_comparison(folder, overrides)
+        _resume_comparison(folder, overrides, control=control, budget=budget)
     else:
-        train(overrides, recipe=str(folder / "recipe.yaml"), output=folder, resume=True)
+        train(overrides, recipe=str(folder / "recipe.yaml"), output=folder, resume=True, budget=budget)
 
 
-def _resume_comparison(folder: Path, overrides: list[str] | None) -> None:
+def _resume_comparison(folder: Path, overrides: list[str] | None, *, control: bool, budget: str | None) -> None:
     from interlayer.experiments.record import RECIPE_FILE, read_record
 
     from .compare import compare
@@ -51,6 +59,6 @@ def _resume_comparison(folder: Path, overrides: list[str] | None) -> None:
     if record.seeds != list(range(len(record.seeds))):
         raise ValueError(f"{folder} has the seeds {record.seeds}: resume it in Python, with compare(..., resume=True)")
     compare(
-        overrides, recipe=str(folder / RECIPE_FILE), model=record.models, seeds=len(record.seeds),
-        together=record.together, output=folder, resume=True,
+        overrides, recipe=str(folder / RECIPE_FILE), model=record.models, seeds=len(record.seeds), control=control,
+        together=record.together, output=folder, resume=True, budget=budget,
     )  # fmt: skip

@@ -1,16 +1,15 @@
 """`interlayer robustness`: evaluate networks on perturbed images, side by side."""
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .evaluate import AsJson, SkipBad
+from .networks import distinct_names, split_networks
+from .page import check_page
 from .train import DataName
-
-OVERRIDE = re.compile(r"[a-z_]+(\.\w+)*=")  # not NAME+MECHANISM:OPTION=VALUE
 
 
 def robustness(
@@ -75,11 +74,11 @@ def robustness(
     log_to_stderr()
     rows = parse_perturbations(perturb or [])
     if output is not None:
-        _check_output(output, overwrite)
+        check_page(output, output.with_suffix(".json"), example="robustness.html", overwrite=overwrite)
     skipping = ["on_bad_image=skip"] if skip_bad else []
-    given = _split(networks)
+    given = split_networks(networks)
     loaded = [load_network(network, [*skipping, *keys]) for network, keys in given]
-    names = _names(given, [each.recipe.model for each in loaded])
+    names = distinct_names(given, [each.recipe.model for each in loaded])
     with showing(len(loaded)) as show:
         result = measure(
             dict(zip(names, loaded, strict=True)), data, perturbations=rows, repeats=repeats, images=images, seed=seed,
@@ -93,43 +92,3 @@ def robustness(
     if output is not None:  # last: the results are printed even if the page cannot be written
         write_robustness_page(result, output, command=command_line())
         typer.echo(f"page: {output}", err=as_json)
-
-
-def _split(arguments: list[str]) -> list[tuple[str, list[str]]]:
-    """Returns each run or model with its overrides. Those before the first network are for all networks."""
-    shared: list[str] = []
-    found: list[tuple[str, list[str]]] = []
-    for text in arguments:
-        if not OVERRIDE.match(text) or Path(text).exists():
-            found.append((text, []))
-        elif found:
-            found[-1][1].append(text)
-        else:
-            shared.append(text)
-    if not found:
-        raise ValueError("no network to evaluate: name folders of runs, or models")
-    return [(network, [*shared, *keys]) for network, keys in found]
-
-
-def _names(networks: list[tuple[str, list[str]]], models: list[str]) -> list[str]:
-    """Returns the name of each network in the table: its model, or more of what was given where models are alike."""
-    folders = [Path(network).name for network, _ in networks]
-    shared = set.intersection(*(set(keys) for _, keys in networks))
-    texts = [" ".join([network, *(key for key in keys if key not in shared)]) for network, keys in networks]
-    for names in (models, folders):
-        if len(set(names)) == len(names):
-            return names
-    for text in texts:
-        if texts.count(text) > 1:
-            raise ValueError(f"{text} is given twice: name different networks")
-    return texts
-
-
-def _check_output(output: Path, overwrite: bool) -> None:
-    if output.suffix != ".html":
-        raise ValueError(f"--output must be the name of a page, such as robustness.html, got {output}")
-    for path in (output, output.with_suffix(".json")):
-        if path.exists() and not overwrite:
-            raise ValueError(f"{path} exists; give --overwrite to replace it")
-    if not output.parent.is_dir():
-        raise ValueError(f"{output.parent}: no such folder")

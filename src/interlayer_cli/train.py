@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .completion import complete_recipe
+from .stopping import Stopping
 
 RecipeName = Annotated[
     str,
@@ -15,6 +16,12 @@ RecipeName = Annotated[
 ]
 DataName = Annotated[
     str | None, typer.Option(help="A folder of images or CIFAR, digits, synthetic, hfds/NAME, wds/FOLDER or tfds/NAME.")
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Save checkpoints and stop before this time is up: 90s, 10m, 1h30m. `resume` goes on."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -29,6 +36,7 @@ def train(
     data: DataName = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --output, if there is one.")] = False,
+    budget: Budget = None,
 ) -> None:
     """Train a network and write its weights, metrics, summary and report.html to a folder.
 
@@ -37,19 +45,19 @@ def train(
 
     Example: `interlayer train --recipe mrla_resnet --model resnet50_mrla_light --data /data/imagenet`
     """
+    stop = Stopping(budget)  # before the library is imported, which takes some of the time
     from interlayer.pages import write_run_report
     from interlayer.tasks import task_class
     from interlayer.training import Stopped, load_recipe
     from interlayer.training import train as run
-    from interlayer.training.stop import StopSignal
 
-    from .display import command_line, command_to_resume, log_to_stderr, new_folder, showing
+    from .display import command_line, log_to_stderr, new_folder, showing
 
     log_to_stderr()
-    check_overrides(overrides or [])
+    stop.prepare()
+    check_overrides(overrides or [], ("output", "recipe", "budget"))
     resolved = load_recipe(recipe, overrides or [], model=model, data=data)
     folder = output or new_folder(resolved.model or "run")
-    stop = StopSignal()
     try:
         with stop.listening(), showing() as show:
             summary = run(
@@ -58,7 +66,7 @@ def train(
             )  # fmt: skip
     except Stopped as stopped:
         if is_main_process():
-            typer.echo(f"{stopped}; a checkpoint is saved, go on with: {command_to_resume(folder)}", err=True)
+            typer.echo(f"{stopped}; a checkpoint is saved, {stop.advice(folder)}", err=True)
         raise typer.Exit(stop.exit_code) from None
     if not is_main_process():
         return

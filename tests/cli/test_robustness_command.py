@@ -6,7 +6,7 @@ import shutil
 import pytest
 from command_line import fails, run_forked
 
-from interlayer_cli.robustness import _names, _split
+from interlayer_cli.networks import distinct_names, split_networks
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_json_is_printed_alone(runs):
         (["one", "one"], "one is given twice"),
         (["one", "--output", "page.txt"], "must be the name of a page, such as robustness.html"),
         (["one", "--output", "nowhere/page.html"], "nowhere: no such folder"),
-        (["device=cpu"], "no network to evaluate"),
+        (["device=cpu"], "no network is given"),
         (["nothing_here"], "nothing_here: no such folder of a run"),
         (["preresnet20_cifar"], "has no trained weights: give weights=FILE"),
         (["one", "epochs=3"], "epochs has no effect here"),
@@ -61,7 +61,9 @@ def test_wrong_input_gives_one_sentence(runs, arguments, message):
 
 
 def test_overrides_belong_to_the_network_before_them():
-    given = _split(["device=cpu", "resnet50", "weights=a.pt", "resnet50+rla:state_channels=16", "image_size=64"])
+    given = split_networks(
+        ["device=cpu", "resnet50", "weights=a.pt", "resnet50+rla:state_channels=16", "image_size=64"]
+    )
     assert given == [
         ("resnet50", ["device=cpu", "weights=a.pt"]),
         ("resnet50+rla:state_channels=16", ["device=cpu", "image_size=64"]),
@@ -70,9 +72,9 @@ def test_overrides_belong_to_the_network_before_them():
 
 def test_networks_have_the_shortest_names_that_tell_them_apart():
     runs = [("runs/a", []), ("runs/b", [])]
-    assert _names(runs, ["resnet50", "resnet50+mrla_light"]) == ["resnet50", "resnet50+mrla_light"]
-    assert _names(runs, ["resnet50", "resnet50"]) == ["a", "b"]
+    assert distinct_names(runs, ["resnet50", "resnet50+mrla_light"]) == ["resnet50", "resnet50+mrla_light"]
+    assert distinct_names(runs, ["resnet50", "resnet50"]) == ["a", "b"]
     sizes = [("resnet50", ["weights=a.pt"]), ("resnet50", ["weights=a.pt", "image_size=64"])]
-    assert _names(sizes, ["resnet50", "resnet50"]) == ["resnet50", "resnet50 image_size=64"]
+    assert distinct_names(sizes, ["resnet50", "resnet50"]) == ["resnet50", "resnet50 image_size=64"]
     alike = [("resnet50", ["weights=a.pt"]), ("resnet50", ["weights=b.pt"])]
-    assert _names(alike, ["resnet50", "resnet50"]) == ["resnet50 weights=a.pt", "resnet50 weights=b.pt"]
+    assert distinct_names(alike, ["resnet50", "resnet50"]) == ["resnet50 weights=a.pt", "resnet50 weights=b.pt"]

@@ -233,22 +233,28 @@ def test_recipes_are_listed_and_shown():
 
 
 def test_compare_ends_with_a_table_a_verdict_and_a_report(tmp_path):
-    """A smaller version of `make run`."""
-    result = run("compare", "--seeds", "2", *TINY, cwd=tmp_path)
+    """A smaller version of `make run`, which trains the controls by itself."""
+    small = ["model_options.embed_dim=16", "batch_size=256", "epochs=1"]
+    result = run("compare", "--seeds", "2", *small, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "preresnet20_cifar+mrla_light" in result.stdout
-    assert "points" in result.stdout
-    assert "preresnet20_cifar+mrla_light: switched off, " in " ".join(result.stdout.split())
+    said = " ".join(result.stdout.split())
+    assert "test_vit+mrla_light" in said
+    for control in ("mrla_light:cross_layer=false", "mrla_light:attention=false"):
+        assert f"Over its control {control} (" in said
+        assert f"│ control {control} " in result.stdout
+    assert "points" in said
+    assert "test_vit+mrla_light: switched off, " in said
+    assert "would tell a difference of half a point" in said
     (report,) = tmp_path.glob("runs/*/report.html")
     assert str(report.relative_to(tmp_path)) in result.stdout
     folder = report.parent
     assert "is not empty" in fails("compare", "--output", folder)
-    again = run_forked("compare", "--seeds", "2", *TINY, "--output", folder, "--resume", cwd=tmp_path)
+    again = run_forked("compare", "--seeds", "2", *small, "--output", folder, "--resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "epoch" not in again.stderr, "nothing is trained again"
-    light = folder / "preresnet20_cifar+mrla_light" / "seed0"
+    light = folder / "test_vit+mrla_light" / "seed0"
     evaluated = run_forked("evaluate", light)
-    assert "preresnet20_cifar+mrla_light: switched off, " in " ".join(evaluated.stdout.split())
+    assert "test_vit+mrla_light: switched off, " in " ".join(evaluated.stdout.split())
     drawn = run_forked("plot", "scores", light, "--output", tmp_path / "scores.png")
     assert "mrla_light changes the outputs of its blocks by " in drawn.stdout, drawn.stderr
     assert "of 64 predictions" in drawn.stdout
@@ -257,3 +263,28 @@ def test_compare_ends_with_a_table_a_verdict_and_a_report(tmp_path):
 
 def test_compare_with_nothing_to_compare(tmp_path):
     assert "nothing to compare resnet18 with" in fails("compare", "--model", "resnet18", cwd=tmp_path)
+
+
+def test_controls_are_asked_for_by_options(tmp_path):
+    plain = ["--recipe", "digits", "--model", "preresnet20_cifar+mrla_light", "--seeds", "1", *TINY, "epochs=1"]
+    message = fails("compare", *plain, "--mildest-control", "--no-control", cwd=tmp_path)
+    assert "--mildest-control chooses among controls, and --no-control trains none" in message
+    result = run_forked("compare", *plain, "--output", tmp_path / "two", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "cross_layer=false" not in result.stdout, "only if they are asked for"
+    result = run_forked("compare", *plain, "--mildest-control", "--output", tmp_path / "two", "--resume", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "mrla_light:cross_layer=false" in result.stdout
+    assert "attention=false" not in result.stdout
+    assert "is finished, nothing is left to do" in run_forked("resume", tmp_path / "two").stdout
+    result = run_forked("resume", tmp_path / "two", "--control")
+    assert result.returncode == 0, result.stderr
+    assert "mrla_light:attention=false" in result.stdout
+    run_folder = tmp_path / "two" / "preresnet20_cifar" / "seed0"
+    assert "--control adds networks to a comparison" in fails("resume", run_folder, "--control")
+
+
+def test_a_budget_that_is_no_time_is_one_sentence(tmp_path):
+    for command in ("train", "compare"):
+        message = fails(command, "--budget", "soon", "--model", "resnet18+mrla_light", cwd=tmp_path)
+        assert message.endswith("expected a time such as 90s, 10m or 1h30m, got 'soon'")

@@ -4,7 +4,8 @@ import statistics
 
 import pytest
 
-from interlayer.experiments import Difference, paired_difference, verdict
+from interlayer.experiments import Difference, holm, paired_difference, seeds_needed, verdict
+from interlayer.experiments.statistics import MANY_SEEDS, adjust, seeds_sentence
 from interlayer.tasks import Metric
 
 ACCURACY = Metric("accuracy", percent=True)
@@ -65,3 +66,68 @@ def test_better_is_what_the_metric_says():
     )
     assert "worse" in words(Difference(0.02, 0.01, 0.03), metric=ERROR)
     assert "+0.0200 in mean error, within noise" in words(Difference(0.02, -0.01, 0.03), metric=ERROR)
+
+
+def test_the_p_value_is_that_of_the_paired_t_test():
+    """By hand: t = 3 / sqrt(7 / 3), and with two degrees of freedom P(|T| > t) = 1 - t / sqrt(2 + t^2)."""
+    found = paired_difference([0.0, 0.0, 0.0], [1.0, 2.0, 6.0])
+    t = 3 / (7 / 3) ** 0.5
+    assert found.p == pytest.approx(1 - t / (2 + t * t) ** 0.5)
+    assert found.spread == pytest.approx(7**0.5)
+    assert paired_difference([0.5, 0.5], [0.6, 0.6]).p == 0.0
+    assert paired_difference([0.5, 0.5], [0.5, 0.5]).p == 1.0
+    assert paired_difference([0.5], [0.6]).p is None
+
+
+def test_a_difference_below_the_resolution_is_not_significant():
+    """Otherwise Holm's correction would spend a rejection on it."""
+    assert paired_difference([0.5, 0.6, 0.7], [0.51, 0.61, 0.71], resolution=0.0101).p == 1.0
+
+
+def test_holms_correction_by_hand():
+    """0.005 * 4 = 0.02, 0.01 * 3 = 0.03, 0.03 * 2 = 0.06, and 0.04 * 1 is raised to that of the one before it."""
+    assert holm([0.04, 0.005, 0.03, 0.01]) == pytest.approx([0.06, 0.02, 0.06, 0.03])
+    assert holm([0.7, 0.6]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+def test_a_difference_that_is_significant_alone_may_be_noise_among_others():
+    """p = 0.03 alone, and 0.06 among two."""
+    alone, clear = Difference(0.01, 0.001, 0.019, 0.03), Difference(0.05, 0.04, 0.06, 0.001)
+    assert not alone.within_noise
+    adjusted = adjust([alone, clear, Difference(0.2, None, None)])
+    assert [each.adjusted_p for each in adjusted] == [pytest.approx(0.06), pytest.approx(0.003), None]
+    assert [each.within_noise for each in adjusted] == [True, False, True]
+    assert (adjusted[0].low, adjusted[0].high) == (alone.low, alone.high), "intervals stay individual"
+    assert verdict("with", "plain", adjusted[0], ACCURACY, 3, 3) == (
+        "with against plain: +1.00 points, within noise among 3 tests, p = 0.06 (95% interval +0.10 to +1.90, 3 "
+        "seeds): these runs do not tell the two apart."
+    )
+
+
+@pytest.mark.parametrize(("effect", "seeds"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (2.0, 5)])
+def test_the_number_of_seeds_is_that_of_power_tables(effect, seeds):
+    """Known sample sizes of a paired t-test with a power of 80% at 5%, for a difference of so many deviations."""
+    assert seeds_needed(0.01, effect * 0.01) == seeds
+
+
+def test_the_number_of_seeds_has_limits():
+    assert seeds_needed(0.0) == 2
+    assert seeds_needed(1e-9) == 2
+    assert seeds_needed(1.0) == MANY_SEEDS
+
+
+def test_the_line_about_more_seeds():
+    one = Difference(0.01, -0.01, 0.03, 0.2, None, 0.005)
+    assert seeds_sentence([one], ACCURACY, 3) == (
+        "7 more seeds would tell a difference of half a point with a power of 80%: paired differences spread by 0.50 "
+        "points."
+    )
+    narrow = Difference(0.01, -0.01, 0.03, 0.2, None, 0.001)
+    assert seeds_sentence([narrow, one], ACCURACY, 9).startswith("1 more seed would tell")
+    assert "spread by up to 0.50 points" in seeds_sentence([narrow, one], ACCURACY, 9)
+    assert seeds_sentence([narrow], ACCURACY, 4).startswith("4 seeds tell a difference of half a point")
+    assert seeds_sentence([Difference(0.1, None, None)], ACCURACY, 1) == ""
+    assert seeds_sentence([one], ERROR, 3) == "", "an error has no points"
+    assert seeds_sentence([Difference(0, -1, 1, 1.0, None, 0.5)], ACCURACY, 3).startswith("More than 1,000 seeds would")

@@ -128,7 +128,9 @@ def test_everything_a_reader_looks_for_is_there(browser, reports, comparison):
     assert re.search(r"torch \d+\.\d+", text)
     cells = [cell.text for cell in browser.find_elements("css selector", "tbody tr:nth-child(2) td")]
     assert cells[0] == "preresnet20_cifar+mrla_light"
-    assert cells[3] == f"{comparison.results[1].cost.parameters:,}"
+    assert cells[3] == comparison.results[1].contribution.range
+    assert cells[5] == f"{comparison.results[1].cost.parameters:,}"
+    assert browser.find_elements("css selector", "img[alt='Accuracy against training time and memory']")
     assert browser.find_elements("css selector", ".grid figure"), "two half-trained networks disagree on some images"
 
 

@@ -22,6 +22,7 @@ from ..hosts import options_of
 from ..models.build import build_network, split_name
 from ..models.checkpoints import save_weights
 from ..models.hub import CONFIG_FILE, WEIGHTS_FILE, hub_errors, is_stored, read_stored
+from ..models.names import own_options
 from ..models.pretrained import unreachable_reason
 from ..training.files import TrainingError, write_text, writing
 from .model_card import model_card
@@ -165,6 +166,9 @@ def _architecture(loaded: LoadedNetwork) -> tuple[str, dict[str, Any]]:
         options = {**stored.options, **options}
     elif recipe.pretrained or recipe.weights:
         name = _started_as_identity(backbone, mechanisms, recipe.model, attach_options)
+    own = own_options(name)
+    if own and not split_name(name)[1]:  # timm builds a named model, and takes the options of its mechanism so
+        name, attach_options = split_name(name)[0], {**(options.get("attach_options") or {}), **own}
     if attach_options:
         options["attach_options"] = attach_options
     size = loaded.transform.size

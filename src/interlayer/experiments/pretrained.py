@@ -46,14 +46,23 @@ class PretrainedNetwork(LoadedNetwork):
         overrides: the weights, as "weights=FILE" or "pretrained=true", and values that change how the network is built
             and how images are loaded and transformed, such as "image_size=288".
         device: the device of the network; a GPU if available, if None.
+        untrained: whether a network without weights is built, with random ones, instead of raising an error.
     """
 
-    def __init__(self, model: str, overrides: Sequence[str] = (), *, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        overrides: Sequence[str] = (),
+        *,
+        device: torch.device | None = None,
+        untrained: bool = False,
+    ) -> None:
         recipe = load_recipe("default", overrides, model=model)
         if is_stored(model) and not recipe.weights:  # it has its own weights
             recipe = recipe.replace(pretrained=True)
         given = check_overrides(overrides, (*MODEL_KEYS, *TRANSFORM_KEYS, *LOADING_KEYS))
-        if not recipe.pretrained and not recipe.weights:
+        self.has_weights = bool(recipe.pretrained or recipe.weights)
+        if not self.has_weights and not untrained:
             raise TrainingError(
                 f"{model} has no trained weights: give weights=FILE, or pretrained=true for those that timm provides"
             )
@@ -67,13 +76,19 @@ class PretrainedNetwork(LoadedNetwork):
         )  # fmt: skip
         transform = replaced_transform(transform, recipe, given)
         check_image_size(network, model, transform.size)
-        _warn_if_untrained(network, recipe, transform.size)
+        if self.has_weights:
+            _warn_if_untrained(network, recipe, transform.size)
         recipe = recipe.replace(num_classes=len(names))
         super().__init__(recipe, task_of(recipe, names), network, transform, class_names=class_names, device=device)
 
 
 def load_network(
-    name: str, overrides: Sequence[str] = (), *, weights: Path | None = None, device: torch.device | None = None
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    weights: Path | None = None,
+    device: torch.device | None = None,
+    untrained: bool = False,
 ) -> LoadedNetwork:
     """Loads the network of a run if ``name`` is its folder, and otherwise the model of this name.
 
@@ -82,6 +97,7 @@ def load_network(
         overrides: ``key=value`` strings, see `TrainedNetwork` and `PretrainedNetwork`.
         weights: a weights file; instead of it, "weights=FILE" can be among the overrides.
         device: the device of the network; the one that the overrides name if None, or a GPU if available.
+        untrained: whether a model without weights is built, with random ones, instead of raising an error.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -93,7 +109,8 @@ def load_network(
             check_name(split_name(name)[0])
     except ValueError as error:
         raise TrainingError(f"{name}: no such folder of a run, and {error}") from error
-    return PretrainedNetwork(name, [*overrides, *([f"weights={weights}"] if weights else [])], device=device)
+    files = [f"weights={weights}"] if weights else []
+    return PretrainedNetwork(name, [*overrides, *files], device=device, untrained=untrained)
 
 
 def _build(recipe: Recipe) -> nn.Module:
@@ -102,6 +119,8 @@ def _build(recipe: Recipe) -> nn.Module:
         "image_size": recipe.image_size, "model_options": recipe.model_options, "attach_options": recipe.attach_options,
     }  # fmt: skip
     try:
+        if not recipe.weights and not recipe.pretrained:
+            return build_network(recipe.model, **options)
         if not recipe.weights:
             network = build_network(recipe.model, pretrained=True, **options)
             if not _num_classes(network):

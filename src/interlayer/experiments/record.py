@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from ..training import Recipe, TrainingError
 from ..training.files import write_json, write_text
 
 RECORD_FILE = "networks.json"
 RECIPE_FILE = "shared_recipe.yaml"
+Controls = bool | Literal["mildest"]
 
 
 @dataclass(frozen=True)
@@ -23,21 +25,29 @@ class ComparisonRecord:
         seeds: the seeds of each network's runs.
         together: the number of runs that share the GPU, if it was given.
         command: the command that started the comparison.
+        control: whether controls of the networks were asked for; they are among ``models``.
+        epochs: the epochs of each network, if they were chosen so that all networks train for the same time.
+        epoch_seconds: the training time of an epoch of each network, if it was measured before the runs.
+        costs: the fields of `StaticCost` of each network; empty in the record of an earlier version.
+        shared: the number of runs that shared the device.
     """
 
     models: list[str]
     seeds: list[int]
     together: int | None
     command: str
+    control: Controls = False
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    epoch_seconds: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    shared: int = 1
 
 
-def write_record(
-    folder: Path, recipe: Recipe, models: Sequence[str], seeds: Sequence[int], together: int | None, command: str
-) -> None:
-    """Writes the recipe and the record of a comparison, unless a resumed comparison has already written them."""
+def write_record(folder: Path, recipe: Recipe, record: ComparisonRecord) -> None:
+    """Writes the record of a comparison, and its recipe unless a resumed comparison has already written it."""
     if not (folder / RECORD_FILE).exists():
-        write_text(folder / RECIPE_FILE, recipe.to_yaml(command))
-        write_json(folder / RECORD_FILE, asdict(ComparisonRecord(list(models), list(seeds), together, command)))
+        write_text(folder / RECIPE_FILE, recipe.to_yaml(record.command))
+    write_json(folder / RECORD_FILE, asdict(record))
 
 
 def read_record(folder: Path) -> ComparisonRecord:

@@ -5,40 +5,64 @@ from __future__ import annotations
 import math
 
 from ..tasks import Table
-from .compare import Comparison
+from .results import Comparison
 from .statistics import CONFIDENCE
+
+OVER_CONTROLS = 3  # the place of the column of differences to controls: beside the one to the first network
+
+
+def network_titles(comparison: Comparison) -> list[str]:
+    """Returns the names of the networks. A control is named by what it differs in from the network before it."""
+    titles = {each.network.name: each.name for result in comparison.results for each in result.controls}
+    return [f"control {titles[result.model]}" if result.control_of else result.model for result in comparison.results]
 
 
 def comparison_rows(comparison: Comparison) -> list[list[str]]:
     """Returns one row of cells for each network, without its name."""
-    metric = comparison.metric
+    metric, first = comparison.metric, comparison.results[0].cost
     return [
         [
             metric.format(result.mean)
             + ("" if math.isnan(result.spread) else f" ± {metric.format_spread(result.spread)}"),
             result.difference.format(metric) if result.difference is not None else "",
+            "" if result.contribution is None else result.contribution.range,
+            "" if result.contribution is None else metric.format(result.contribution.value_without),
             f"{result.cost.parameters:,}",
             f"{result.cost.flops / 1e6:,.1f}",
-            f"{result.cost.epoch_seconds:.2f} s",
-            f"{result.cost.memory / 2**20:,.0f} MiB",
+            f"{result.cost.epochs} x {result.cost.epoch_seconds:.2f} s"
+            + _ratio(result.cost.training_seconds, first.training_seconds),
+            f"{result.cost.memory / 2**20:,.0f} MiB" + _ratio(result.cost.memory, first.memory),
         ]
         for result in comparison.results
     ]
 
 
-def comparison_table(comparison: Comparison, *, corner: str = "network") -> Table:
-    """Returns a table with the metric and the cost of every network.
+def _ratio(value: float, first: float) -> str:
+    return f" ({value / first:.2f}x)" if first and value != first else ""
+
+
+def comparison_table(comparison: Comparison, *, corner: str = "network", over_controls: bool = False) -> Table:
+    """Returns a table with the metric, the contribution of the mechanism and the cost of every network.
 
     Args:
         corner: the title of the column of network names.
+        over_controls: whether a column shows, in the row of a control, the difference of its network to it.
     """
     columns = [
-        corner, comparison.metric.title, f"difference ({CONFIDENCE:.0%} interval)", "parameters", "MFLOPs", "epoch",
-        "memory",
+        corner, comparison.metric.title, f"difference ({CONFIDENCE:.0%} interval)", "change of blocks",
+        "switched off", "parameters", "MFLOPs", "training", "memory",
     ]  # fmt: skip
-    rows = [
-        [result.model, *cells] for result, cells in zip(comparison.results, comparison_rows(comparison), strict=True)
-    ]
+    titles = network_titles(comparison)
+    rows = [[title, *cells] for title, cells in zip(titles, comparison_rows(comparison), strict=True)]
+    if over_controls:
+        over = {
+            each.network.name: each.difference.format(comparison.metric)
+            for result in comparison.results
+            for each in result.controls
+        }
+        columns.insert(OVER_CONTROLS, "its network over this control")
+        for row, result in zip(rows, comparison.results, strict=True):
+            row.insert(OVER_CONTROLS, over.get(result.model, ""))
     return Table("", columns, rows, note=_note(comparison))
 
 
@@ -46,10 +70,17 @@ def _note(comparison: Comparison) -> str:
     """Explains the columns of the table."""
     metric = comparison.metric
     unit = f", in {metric.unit}" if metric.unit else ""
-    shared = f", {comparison.together} runs sharing the GPU" if comparison.together > 1 else ""
+    shared = ", measured alone before the runs" if comparison.together > 1 else ""
+    equal = ", as many as fit into the time of the slowest network" if comparison.equal_time else ""
+    tests = len(comparison.tested)
+    most = max(len(result.seeds) for result in comparison.results)
+    seeds = f"{'up to ' if comparison.unfinished else ''}{most} seeds"
+    adjusted = f", each by itself; decisions are adjusted to {tests} tests (Holm)" if tests > 1 else ""
     return (
-        f"{metric.title} on the test images, mean ± standard deviation over {len(comparison.seeds)} seeds; difference "
-        f"to {comparison.results[0].model} pair by pair{unit}; MFLOPs: multiply-adds of one image; epoch: median "
-        f"seconds of training{shared}; memory: peak of a training step of one run, with SGD; the interval is about "
-        f"seeds, not about other test images"
+        f"{metric.title} on the test images, mean ± standard deviation over {seeds}; difference "
+        f"to {comparison.results[0].model} pair by pair{unit}{adjusted}; change of blocks: how much of the outputs of "
+        f"its blocks is the mechanism's; switched off: {metric.title} without the mechanism; MFLOPs: multiply-adds of "
+        f"one image; training: epochs{equal} x median seconds{shared}; memory: peak of a training step of one run, "
+        f"with SGD; (1.20x): compared with {comparison.results[0].model}; the interval is about seeds, not about other "
+        f"test images"
     )

@@ -49,6 +49,7 @@ class LoadedNetwork:
         device: the device of the network; the one that the recipe names if None, or a GPU if available.
 
     Attributes:
+        title: the name of the network, which also says if its weights are random.
         classes: the name of each class, by label.
         summary: the contents of summary.json; empty if the network does not come from a run.
         data_options: the options of the reader that were given for other data than that of the run.
@@ -56,6 +57,8 @@ class LoadedNetwork:
 
     >>> logits = loaded.network(loaded.transform(PIL.Image.open("photo.jpg"))[None].to(loaded.device))
     """
+
+    has_weights = True
 
     def __init__(
         self,
@@ -77,8 +80,16 @@ class LoadedNetwork:
         self.batch_transform = BatchTransform.of(recipe, task, transform.mean, transform.std, self.device)
 
     @property
+    def title(self) -> str:
+        return self.recipe.model + ("" if self.has_weights else ", untrained")
+
+    @property
     def classes(self) -> list[str]:
         return self.task.classes
+
+    def label_of(self, name: str) -> int:
+        """Returns the label of a class, given its name or number. See `ClassNames.label`."""
+        return (self.class_names or ClassNames(self.classes)).label(name)
 
 
 class TrainedNetwork(LoadedNetwork):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..training import Progress, Stopped, Trainer
 
 
-def in_turns(trainers: Iterator[Trainer], together: int) -> Iterator[Progress]:
+def in_turns(
+    trainers: Iterator[Trainer], together: int, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Progress]:
     """Runs up to ``together`` trainers at a time, one step of each in turn, and closes them.
 
-    If a stop is requested, every active trainer saves a checkpoint before `Stopped` is raised.
+    When one ends, the next one starts at once. If a stop is requested, no further one starts, and every active trainer
+    saves a checkpoint before `Stopped` is raised.
 
     Args:
         trainers: the trainers, created on demand; with ``separate_random_state`` if several run at a time.
         together: the number of trainers that run at a time.
+        stop: returns whether a stop is requested; called before a trainer starts.
     """
     active: list[tuple[Trainer, Iterator[Progress]]] = []
     trainers = iter(trainers)
@@ -22,7 +26,11 @@ def in_turns(trainers: Iterator[Trainer], together: int) -> Iterator[Progress]:
     try:
         while True:
             while stopped is None and len(active) < together and (trainer := next(trainers, None)) is not None:
-                active.append((trainer, trainer.run()))
+                if stop():
+                    trainer.close()
+                    stopped = Stopped("stopped before the next run")
+                else:
+                    active.append((trainer, trainer.run()))
             if not active:
                 break
             for entry in list(active):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, PercentFormatter
 
 from ..analysis import Contribution, contribution, layer_scores, plot_layer_scores
-from ..experiments import TrainedNetwork, some_test_images
+from ..experiments import Comparison, TrainedNetwork, some_test_images
 from ..experiments.statistics import interval_half_width
+from ..experiments.table import network_titles
 from ..hosts import attached_mechanisms
 from ..tasks import Matrix, Plot, Task
 from ..training.data import Images
@@ -22,6 +24,7 @@ from ..training.summary import read_summary
 from .rendering import colour, sentence_case, svg
 
 SEEDS_OF_BANDS = 3  # minimum number of seeds for the interval of a curve: that of two is far too wide
+BLOCKS_BESIDE = 16  # maximum number of blocks of figures that stand beside each other
 LONGEST_NAME = 24  # number of letters of a class name in a confusion matrix
 
 
@@ -32,10 +35,12 @@ class Shown:
     Args:
         alt: a description of the figure.
         source: the image as a data URI.
+        width: the width on the page in pixels, if it is not that of the image.
     """
 
     alt: str
     source: str
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,11 @@ class MechanismEffect:
     model: str
     contribution: Contribution
     figure: Shown
+
+    @property
+    def wide(self) -> bool:
+        """Whether the figure needs the whole width of a page."""
+        return len(self.contribution.blocks) > BLOCKS_BESIDE
 
     @property
     def images(self) -> str:
@@ -120,17 +130,18 @@ def _draw(curve: Curve, runs: Mapping[str, Sequence[Path]]) -> Shown:
         axes.set_yscale("log")
     bands: list[tuple[int, list[float], np.ndarray, np.ndarray]] = []
     for index, (model, folders) in enumerate(runs.items()):
-        histories = [read_metrics(folder) for folder in folders]
-        epochs = [row["epoch"] for row in histories[0]]
-        for key, style, images in ((curve.trained, ":", "training"), (curve.evaluated, "-", "held out")):
+        all_rows = [read_metrics(folder) for folder in folders]
+        for key, style in ((curve.trained, ":"), (curve.evaluated, "-")):
             if key is None:
                 continue
+            histories = [[row for row in rows if not math.isnan(row[key])] for rows in all_rows]  # see eval_every
+            epochs = [row["epoch"] for row in histories[0]]
             for history in histories:
                 values = [row[key] for row in history]
                 axes.plot(epochs, values, style, color=colour(index), alpha=0.35, linewidth=0.9)
             means = [sum(rows[i][key] for rows in histories) / len(histories) for i in range(len(epochs))]
             marker = "o" if len(epochs) == 1 else None
-            label = f"{model}, {images}"
+            label = model if key == (curve.evaluated or curve.trained) else None
             axes.plot(epochs, means, style, color=colour(index), linewidth=1.9, label=label, marker=marker)
             if key == curve.evaluated and len(histories) >= SEEDS_OF_BANDS and not curve.log:
                 widths = [interval_half_width([rows[i][key] for rows in histories]) for i in range(len(epochs))]
@@ -159,6 +170,29 @@ class _PlainLogFormatter(LogFormatterSciNotation):
         return f"{x:.3g}" if super().__call__(x, pos) else ""
 
 
+def costs(comparison: Comparison) -> Shown:
+    """Plots the headline metric of every network against its training time and against its memory."""
+    metric = comparison.metric
+    figure = Figure(figsize=(10.4, 3.6), layout="constrained")
+    time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
+    for axes, title, unit in ((time_axes, "training time of a run", "s"), (memory_axes, "memory of a step", "MiB")):
+        for index, result in enumerate(comparison.results):
+            cost = result.cost.training_seconds if axes is time_axes else result.cost.memory / 2**20
+            deviation = 0.0 if math.isnan(result.spread) else result.spread
+            axes.errorbar(
+                cost, result.mean, deviation, fmt="s" if result.control_of else "o", color=colour(index), capsize=3,
+                markersize=7, label=network_titles(comparison)[index],
+            )  # fmt: skip
+        axes.set_xlim(0, 1.08 * axes.get_xlim()[1])
+        axes.set_xlabel(f"{title} ({unit})")
+        axes.grid(alpha=0.25)
+        if metric.percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    time_axes.set_ylabel(metric.title)
+    figure.legend(*time_axes.get_legend_handles_labels(), loc="outside right center", fontsize=7.5, frameon=False)
+    return Shown(f"{sentence_case(metric.title)} against training time and memory", svg(figure))
+
+
 def contributions(records: Mapping[str, Contribution | None]) -> list[MechanismEffect]:
     """Plots the contribution of the mechanisms to every block, for each network that has one.
 
@@ -173,6 +207,12 @@ def contributions(records: Mapping[str, Contribution | None]) -> list[MechanismE
 
 
 def _contribution(model: str, record: Contribution, color: str) -> Shown:
+    figure = contribution_figure(record, color)
+    return Shown(f"Contribution of the mechanism to every block of {model}", svg(figure))
+
+
+def contribution_figure(record: Contribution, color: str) -> Figure:
+    """Plots the contribution of the mechanisms to every block."""
     several = len(record.mechanisms) > 1
     names = [f"{row.block} ({row.mechanism})" if several else row.block for row in record.blocks]
     ratios = [row.ratio for row in record.blocks]
@@ -188,7 +228,7 @@ def _contribution(model: str, record: Contribution, color: str) -> Shown:
     axes.set_ylabel("change of the block's output", fontsize=9)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
-    return Shown(f"Contribution of the mechanism to every block of {model}", svg(figure))
+    return figure
 
 
 def confusion(matrix: Matrix) -> Shown:
@@ -261,7 +301,7 @@ def _attention(folder: Path, record: Contribution | None, images: Images) -> lis
     trained = TrainedNetwork(folder, device=torch.device("cpu"))
     if not attached_mechanisms(trained.network):
         return []
-    pixels = some_test_images(trained, images, read_summary(folder)["bad_images"])
+    pixels = some_test_images(trained, images, read_summary(folder)["bad_images"]).inputs
     try:
         stages = layer_scores(trained.task.backbone(trained.network), pixels)
     except ValueError:  # a variant of the mechanism without scores

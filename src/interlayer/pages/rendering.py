@@ -65,6 +65,12 @@ def sentence(text: str) -> str:
     return f"{sentence_case(text)}."
 
 
+def unbroken(text: str) -> str:
+    """Keeps the text of a cell together, so that a table that is too wide breaks it only before a bracket, or "to"."""
+    kept = text.replace(" ", "\N{NO-BREAK SPACE}")
+    return kept.replace("\N{NO-BREAK SPACE}(", " (") if "(" in text else kept.replace("\N{NO-BREAK SPACE}to", " to")
+
+
 def listed(found: Mapping[str, str]) -> str:
     """Lists the first bad images with the reasons."""
     return "; ".join(f"{name}: {reason}" for name, reason in list(found.items())[:LISTED])
@@ -84,5 +90,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(colour=colour, png=png, jpeg=jpeg, sentence=sentence, listed=listed)
+    environment.filters.update(colour=colour, png=png, jpeg=jpeg, sentence=sentence, listed=listed, unbroken=unbroken)
     return environment

@@ -13,13 +13,14 @@ from functools import cached_property
 from pathlib import Path
 
 from ..experiments import Comparison, comparison_table, read_run, task_of
+from ..experiments.table import network_titles
 from ..tasks import Section, Table
 from ..training import Recipe
 from ..training.data import Images, open_data
 from ..training.files import write_text
 from ..training.recipe import read_recipe
 from ..training.summary import read_contribution
-from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, curves, plot
+from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, costs, curves, plot
 from .rendering import render, sentence_case
 
 
@@ -41,6 +42,7 @@ class Report:
     versions: str
     recipe: str
     verdicts: list[str] = field(default_factory=list)
+    costs: Shown | None = None
 
     @cached_property
     def matrices(self) -> list[Shown | None]:
@@ -57,22 +59,24 @@ def write_comparison_report(comparison: Comparison) -> Path:
     """Writes the report of a comparison into its folder."""
     names = [result.model for result in comparison.results]
     folders = {result.model: result.folders for result in comparison.results}
-    runs = [read_run(paths[0]) for paths in folders.values()]
+    asked = {result.model: result.folders for result in comparison.results if not result.control_of}
+    runs = [read_run(paths[0]) for paths in asked.values()]
     recipe, summary = read_recipe(comparison.results[0].folders[0] / "recipe.yaml"), runs[0].summary
     task, images = task_of(recipe, summary.get("classes", [])), _test_images(recipe)
     records = {result.model: result.contribution for result in comparison.results}
-    title = f"{sentence_case(comparison.metric.title)} and cost"
+    title, titles = f"{sentence_case(comparison.metric.title)} and cost", network_titles(comparison)
     report = Report(
         title=f"Comparison: {', '.join(names)}",
-        heading=f"{' or '.join(names)}?",
+        heading=f"{' or '.join(asked)}?",
         setting=f"{_setting(comparison.recipe)}, {len(comparison.seeds)} seeds each.",
         verdicts=comparison.verdicts(),
         notes=comparison.notes,
         bad_images=summary["bad_images"],
         table=replace(comparison_table(comparison, corner=""), title=title),
-        curves=curves(task, folders),
-        contributions=contributions(records),
-        attention=attention(folders, records, images),
+        costs=costs(comparison),
+        curves=curves(task, dict(zip(titles, folders.values(), strict=True))),
+        contributions=contributions(dict(zip(titles, records.values(), strict=True))),
+        attention=attention(asked, records, images),
         sections=task.show_comparison(runs, images),
         command=comparison.command or "started from Python",
         versions=_versions(summary["versions"]),
