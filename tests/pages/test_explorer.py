@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -136,12 +137,14 @@ def test_files_that_are_no_photographs_get_a_sentence(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def address():
+def served():
+    """An explorer, and the address of its page."""
     pytest.importorskip("gradio", reason="gradio is not installed: the explorer cannot be shown")
     from interlayer.pages.explorer import serve_explorer
 
-    page, address = serve_explorer(make_explorer(), wait=False)
-    yield address
+    explorer = make_explorer()
+    page, address = serve_explorer(explorer, wait=False)
+    yield explorer, address
     page.close()
 
 
@@ -163,6 +166,23 @@ def browser():
     driver.set_script_timeout(60)
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def visit(served, browser):
+    """Opens the page, as often as it is called."""
+    empty, visits = browser.current_window_handle, []
+
+    def open_page():
+        visits.append(Visit(browser, served[1]))
+        return visits[-1]
+
+    yield open_page
+    # Every page keeps a connection, and a browser has six for one server.
+    for each in visits:
+        each.look()
+        browser.close()
+    browser.switch_to.window(empty)
 
 
 class Visit:
@@ -211,6 +231,10 @@ class Visit:
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(name, Keys.ENTER)
 
+    def take(self, sample):
+        (field,) = self.find(f"#sample input[value='{sample}']")
+        field.click()
+
     def open_tab(self, title):
         (tab,) = [each for each in self.find("button[role=tab]") if each.text == title]
         tab.click()
@@ -229,11 +253,11 @@ class Visit:
         return found[0].text if found else ""
 
 
-def test_a_visit(address, browser, explorer, tmp_path):
+def test_a_visit(visit, explorer, tmp_path):
     """Uploads a photograph, chooses a network, clicks a patch, and sees the attention that Python computes."""
     photograph = sample_photographs()["palace"]()
     photograph.save(tmp_path / "palace.png")
-    visit = Visit(browser, address)
+    visit = visit()
     first = visit.source("activation-0")
     visit.upload(tmp_path / "palace.png")
     visit.until(lambda: visit.source("activation-0") != first, "the activation of the photograph")
@@ -270,9 +294,9 @@ def test_a_visit(address, browser, explorer, tmp_path):
     visit.until(lambda: not visit.text("problem-0"), "a network without a problem")
 
 
-def test_another_stage_is_drawn_with_the_heads_that_the_list_shows(address, browser, explorer):
+def test_another_stage_is_drawn_with_the_heads_that_the_list_shows(visit, explorer):
     """Stages differ in their number of heads, so that the choice of a head begins again."""
-    visit = Visit(browser, address)
+    visit = visit()
     visit.choose("cnn")
     visit.open_tab("Layer attention")
     photograph = sample_photographs()["Grace Hopper"]()
@@ -284,6 +308,39 @@ def test_another_stage_is_drawn_with_the_heads_that_the_list_shows(address, brow
     visit.until(lambda: stages[2].name in visit.text("layers-caption-0"), "the third stage")
     assert visit.text("layers-caption-0").endswith("mean over heads"), "as the list of heads says"
     assert visit.find("#layer-head-0 input")[0].get_attribute("value") == "mean over heads"
+
+
+def test_the_last_choice_is_shown(served, visit, monkeypatch):
+    """A network that takes long to draw does not replace what was chosen after it."""
+    explorer, visit = served[0], visit()
+    opened = explorer.open
+    finished = threading.Event()
+
+    def open_slowly(name):
+        if name == "transformer":
+            time.sleep(3)
+            finished.set()
+        return opened(name)
+
+    monkeypatch.setattr(explorer, "open", open_slowly)
+    visit.take("flower")
+    visit.choose("resnet118")
+    visit.until(lambda: "did you mean" in visit.text("problem-0"), "advice")
+    visit.until(finished.is_set, "the slow network")
+    time.sleep(2)
+    assert "did you mean" in visit.text("problem-0"), "what the slow network draws belongs to the choice before"
+
+
+def test_a_file_that_is_no_photograph_draws_nothing(served, visit, monkeypatch, tmp_path):
+    """Drawing everything again takes seconds, in which the page would seem to take the file."""
+    explorer, visit = served[0], visit()
+    opened = []
+    monkeypatch.setattr(explorer, "open", lambda name: opened.append(name))
+    (tmp_path / "notes.png").write_text("no image")
+    visit.upload(tmp_path / "notes.png")
+    visit.until(lambda: "cannot be read as an image" in visit.text("message"), "the sentence about the file")
+    time.sleep(1)
+    assert not opened
 
 
 @pytest.fixture
@@ -317,28 +374,28 @@ def test_a_network_whose_mechanism_has_no_attention_is_shown_without_it(handlers
     assert any("gives no scores: attention=False has none" in each for each in shown if isinstance(each, str))
 
 
-def test_visitors_see_only_their_own_photographs(address, browser, tmp_path):
+def test_visitors_see_only_their_own_photographs(visit, tmp_path):
     photographs = [picture(seed) for seed in (1, 2)]
     visits = []
     for number, photograph in enumerate(photographs):
         photograph.save(tmp_path / f"{number}.png")
-        visit = Visit(browser, address)
-        before = visit.source("activation-0")
-        visit.upload(tmp_path / f"{number}.png")
-        visit.until(lambda visit=visit, before=before: visit.source("activation-0") != before, "the photograph")
-        visits.append(visit)
+        one = visit()
+        before = one.source("activation-0")
+        one.upload(tmp_path / f"{number}.png")
+        one.until(lambda one=one, before=before: one.source("activation-0") != before, "the photograph")
+        visits.append(one)
     network = make_explorer().open("transformer")
-    for visit, photograph in zip(visits, photographs, strict=True):
-        visit.look()
-        assert np.array_equal(visit.pixels("activation-0"), network.class_activation(photograph, "grad_cam").image)
+    for one, photograph in zip(visits, photographs, strict=True):
+        one.look()
+        assert np.array_equal(one.pixels("activation-0"), network.class_activation(photograph, "grad_cam").image)
 
 
-def test_nothing_comes_from_other_servers(address, browser):
+def test_nothing_comes_from_other_servers(served, visit, browser):
     browser.get_log("performance")
-    Visit(browser, address)
+    visit()
     hosts = set()
     for entry in browser.get_log("performance"):
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent" and message["params"]["request"]["url"].startswith("http"):
             hosts.add(message["params"]["request"]["url"].split("/")[2])
-    assert hosts == {address.split("/")[2]}
+    assert hosts == {served[1].split("/")[2]}

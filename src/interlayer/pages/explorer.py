@@ -19,7 +19,7 @@ from ..experiments.shown_images import sample_photographs
 ALL_HEADS, LAST_STAGE, PREDICTED, NOTHING = "mean over heads", "last stage", "the predicted class", "nothing"
 CENTER = (0.5, 0.5)
 KEPT_SECONDS = 3600  # for which the files of visitors are kept
-AT_ONCE = 2  # events that are handled at the same time
+AT_ONCE = 2  # events of other kinds than drawing that are handled at the same time
 FONTS = ("system-ui", "sans-serif")  # of the visitor's system: Gradio's own are loaded from another server
 MONOSPACED = ("ui-monospace", "monospace")
 INTRODUCTION = (
@@ -158,12 +158,9 @@ class _Page:
                         gr.Markdown(SPATIAL_ATTENTION)
                         self.attentions = self._beside(self._attention_panel)
             outputs = [upload, self.photograph, sample, self.message]
-            read = upload.upload(self.read, upload, outputs, api_name=False)
-            taken = sample.input(self.take, sample, [self.photograph, self.message], api_name=False)
-            loaded = page.load(self.take, sample, [self.photograph, self.message], api_name=False)
-            for event in (read, taken, loaded):
-                for number in (0, 1):
-                    self._refreshing(event.then, number)
+            upload.upload(self.read, upload, outputs, api_name=False)
+            for event in (sample.input, page.load):
+                event(self.take, sample, [self.photograph, self.message], api_name=False)
             for number in (0, 1):
                 self._connect(number)
         return page
@@ -216,37 +213,41 @@ class _Page:
         """Connects the controls of one network with its pictures."""
         network = self.networks[number]
         activation, layers, attention = self.activations[number], self.layers[number], self.attentions[number]
-        self._refreshing(network.change, number)
+        draw = partial(self._draw_at, number)
+        inputs = [self.photograph, network, self.method, self.place]
+        panels = [component for panel in (activation, layers, attention) for component in panel]
+        for event in (self.photograph.change, network.change):
+            draw(event, self.refresh, inputs, [self.problems[number], *self.groups[number], *panels])
         inputs = [self.photograph, network, self.method, activation.target, activation.stage]
         for control in (self.method, activation.target, activation.stage):
-            control.input(self.draw_activation, inputs, [activation.image, activation.caption], api_name=False)
+            draw(control.input, self.draw_activation, inputs, [activation.image, activation.caption])
         # Stages and layers differ in their number of heads, so the choice of a head begins again before drawing.
         inputs = [self.photograph, network, layers.stage]
-        chosen = layers.stage.input(self.choose_stage, inputs, layers.head, api_name=False)
+        chosen = draw(layers.stage.input, self.choose_stage, inputs, layers.head)
         for event in (chosen.then, layers.head.input):
             inputs = [self.photograph, network, layers.stage, layers.head]
-            event(self.draw_layers, inputs, [layers.image, layers.caption], api_name=False)
+            draw(event, self.draw_layers, inputs, [layers.image, layers.caption])
         inputs = [self.photograph, network, attention.layer]
-        chosen = attention.layer.input(self.choose_layer, inputs, attention.head, api_name=False)
+        chosen = draw(attention.layer.input, self.choose_layer, inputs, attention.head)
         for event in (chosen.then, attention.head.input):
             inputs = [self.photograph, network, attention.layer, attention.head, self.place]
-            event(self.draw_attention, inputs, [attention.image, attention.caption], api_name=False)
+            draw(event, self.draw_attention, inputs, [attention.image, attention.caption])
 
         def choose(image: Image.Image, event: Any) -> tuple[float, float]:
             return place_of(event.index, image.size)
 
         choose.__annotations__["event"] = self.gr.SelectData  # by which Gradio knows that it wants the click
         clicked = attention.image.select(choose, attention.image, self.place, api_name=False)
-        for other, panel in zip(self.networks, self.attentions, strict=True):
-            inputs = [self.photograph, other, panel.layer, panel.head, self.place]
-            clicked.then(self.draw_attention, inputs, [panel.image, panel.caption], api_name=False)
+        for other, panel in enumerate(self.attentions):
+            inputs = [self.photograph, self.networks[other], panel.layer, panel.head, self.place]
+            self._draw_at(other, clicked.then, self.draw_attention, inputs, [panel.image, panel.caption])
 
-    def _refreshing(self, event: Callable[..., Any], number: int) -> None:
-        panels = (self.activations[number], self.layers[number], self.attentions[number])
-        problem = self.problems[number]
-        outputs = [problem, *self.groups[number], *(component for panel in panels for component in panel)]
-        inputs = [self.photograph, self.networks[number], self.method, self.place]
-        event(self.refresh, inputs, outputs, api_name=False)
+    def _draw_at(self, number: int, event: Callable[..., Any], function: Any, inputs: list[Any], outputs: Any) -> Any:
+        """Calls a function that draws in the panels of one network, after those that were called before it.
+
+        Otherwise a slow function, such as that of the network chosen before, would replace what a later one has drawn.
+        """
+        return event(function, inputs, outputs, api_name=False, concurrency_id=f"network-{number}", concurrency_limit=1)
 
     def read(self, path: str) -> tuple[None, Any, Any, str]:
         """Reads the file of a visitor, and empties the field for the next one.
