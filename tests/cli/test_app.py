@@ -1,5 +1,6 @@
 """The entry point of the command line: help, completion of names, and suggestions for names that do not exist."""
 
+import os
 import re
 
 import pytest
@@ -30,8 +31,6 @@ def test_an_unknown_command_suggests_the_nearest():
 
 def complete(line, **environment):
     """Returns what bash would offer after ``line``."""
-    import os
-
     words = line.split(" ")
     variables = {"_INTERLAYER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     return run(env={**os.environ, **variables, **environment}).stdout.split()
@@ -46,7 +45,8 @@ def test_the_shell_completes_commands_options_and_recipes():
 
 def test_the_script_for_the_shell_names_the_command():
     """The script is for `interlayer`, however Python was started."""
-    result = run("--show-completion", "bash")
+    # Without this, Typer takes the shell that started the tests, if one is running.
+    result = run("--show-completion", "bash", env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert result.returncode == 0
     assert "_INTERLAYER_COMPLETE" in result.stdout
 
