@@ -57,6 +57,7 @@ from .light_layer_parts import projections
 from .map_shape import (
     FINISH_PIXELS,
     FINISH_STAGES,
+    SIZES,
     MapShape,
     bound_of_sums,
     either,
@@ -91,7 +92,7 @@ ATTENDED_FOLD, ATTENDED_CHANNELS = 4, 256
 VALUES_FOLD, VALUES_CHANNELS = 8, 512
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SIZES)
 def _scores_kernel(
     pooled_ptr,  # [batch, segments, channels]: sums of x
     query_weight_ptr,  # [size]

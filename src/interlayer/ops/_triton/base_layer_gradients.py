@@ -18,6 +18,7 @@ import triton.language as tl
 
 from .light_layer_gradients import output_gradient
 from .light_layer_parts import append
+from .map_shape import SIZES
 
 # Numbers that differ from layer to layer would otherwise be compiled anew for 1 and for multiples of 16.
 VARYING = ["number", "first_layer", "layers", "given"]
@@ -54,7 +55,7 @@ def masked_gradient(grad, output, scale, shift, ACTIVATION: tl.constexpr):
     return grad
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SIZES)
 def attended_kernel(
     grad_ptr,  # [batch, pixels, channels]: gradient of x'
     values,  # V_s of a group of layers, each [batch, pixels, channels]
@@ -127,7 +128,7 @@ def attended_kernel(
         tl.store(store + channels, tl.sum(correlated, 0) * inverse_std * factor, mask=inside)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SIZES)
 def values_kernel(
     grad_ptr,  # [batch, pixels, channels]: gradient of x'
     output_ptr,  # [batch, pixels, channels]: O
@@ -238,7 +239,7 @@ def weight_gradient(
     return grad
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SIZES)
 def keys_kernel(
     products_ptr,  # [batch, segments, layers, channels / FOLD]: sums of dO V_s
     weights_ptr,  # [batch, heads, layers]: p
@@ -298,7 +299,7 @@ def keys_kernel(
     tl.store(grad_query_ptr + places, grad_query, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def projections_kernel(
     pooled_ptr,  # [batch, segments, channels]: sums of x
     query_ptr,  # [size]: weight of the Conv1d for q

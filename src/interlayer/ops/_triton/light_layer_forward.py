@@ -14,9 +14,10 @@ from .light_layer_parts import (
     relu,
     three_weights,
 )
+from .map_shape import SIZES
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def end_kernel(
     z_ptr,  # [batch, height, width, channels]
     s_ptr,  # [batch, height, width, channels]
@@ -96,7 +97,7 @@ def end_kernel(
         tl.store(active_ptr + (program * 2 + 1) * channels + columns, tl.sum(active, 0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def gate_kernel(
     pooled_ptr,  # [batch, segments, channels]: sums of x
     query_ptr,  # [size]
@@ -133,7 +134,7 @@ def gate_kernel(
         tl.store(total_ptr + sample * channels + places, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["number_earlier", "first_earlier", "layers"])
+@triton.jit(do_not_specialize=["number_earlier", "first_earlier", "layers"], do_not_specialize_on_alignment=SIZES)
 def attention_kernel(
     x_ptr,  # [batch, height, width, channels]
     previous_ptr,  # [batch, height, width, channels]
@@ -294,7 +295,7 @@ def attention_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def sum_kernel(
     x_ptr,  # [batch, pixels, channels]
     output_ptr,  # [batch, pixels, channels]: O

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .light_layer_parts import affine, block_output, load_gate, program_and_channels, projections, three_weights
+from .map_shape import SIZES
 
 
 @triton.jit
@@ -52,7 +53,7 @@ def load_gradient(
     return grad, tl.where(mask, result, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def gradient_kernel(
     grad_ptr,  # [batch, height, width, channels]: g
     output_ptr,  # [batch, height, width, channels]: O
@@ -250,7 +251,7 @@ def gradient_kernel(
         tl.store(store + 11 * channels, tl.sum(correlated, 0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def scores_kernel(
     partial_ptr,  # [batch, segments, channels]: sums of dO V
     gate_ptr,  # [batch, heads]
@@ -282,7 +283,7 @@ def scores_kernel(
     tl.store(grad_score_ptr + sample * heads + head, grad * gate * (1.0 - gate) * score_scale, mask=head < heads)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def pooled_kernel(
     pooled_ptr,  # [batch, segments, channels]: sums of x
     query_ptr,  # [size]
@@ -325,7 +326,7 @@ def pooled_kernel(
     tl.store(grad_pooled_ptr + sample * channels + columns, grad / pixels, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def weights_kernel(
     products_ptr,  # [groups * segments, 12, channels]
     active_ptr,  # [batch, segments, 2, channels]
@@ -368,7 +369,7 @@ def weights_kernel(
         tl.store(grads_ptr + kind * channels + columns, result, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SIZES)
 def finish_kernel(
     partial_ptr,  # [batch, pixels, channels]: gradient of x without that of its average
     z_ptr,  # [batch, pixels, channels]

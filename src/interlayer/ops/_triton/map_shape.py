@@ -16,6 +16,10 @@ from torch import Tensor
 from .batch_norm import accumulator
 from .runtime import INTERPRETED, TYPES, pieces, power_of_2
 
+# Numbers that differ with the size of images. Kernels are not compiled anew where these are multiples of 16, or
+# training on images of many sizes would wait for the compiler. Only channels decide how loads are aligned.
+SIZES = ["height", "width", "rows", "pixels", "total_pixels", "pixels_per_segment", "segments", "samples"]
+
 # Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
 ELEMENTS = 512  # of a tile: pixels of a row times channels
 WIDEST = 8  # pixels of a row that a program holds at once
