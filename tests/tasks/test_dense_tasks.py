@@ -167,7 +167,9 @@ def test_boxes_without_masks_and_unknown_options_are_one_sentence(objects, tmp_p
         train(small_recipe("detect", objects, head_options={"anchor_sizes": [8, 16]}), tmp_path / "b")
     with pytest.raises(RecipeError, match="faster_rcnn has no option 'boxes'"):
         train(small_recipe("detect", objects, head_options={"boxes": 1}), tmp_path / "c")
-    assert not any((tmp_path / name).exists() for name in "abc")
+    with pytest.raises(RecipeError, match="hiera_tiny_224 takes only images of 224 x 224 pixels"):
+        train(small_recipe("detect", objects, model="hiera_tiny_224"), tmp_path / "d")
+    assert not any((tmp_path / name).exists() for name in "abcd")
 
 
 def test_masks_are_packed_in_their_boxes():

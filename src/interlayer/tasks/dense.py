@@ -110,13 +110,24 @@ class DenseTask(Task):
         if others is not None:
             own[others] = {**options.pop(others, {}), **rest}
         try:
-            return build(
+            model = build(
                 name, backbone=values["model"], num_classes=len(self.classes),
                 pretrained=values["pretrained"] and not values["weights"], freeze_stages=values["freeze_stages"],
                 frozen_norms=values["frozen_norms"], backbone_options=backbone_options, **options, **own,
             )  # fmt: skip
         except TypeError as error:
             raise ModelError(f"the options of {name} do not fit: {error}") from error
+        self._check_sizes(self.backbone(model))
+        return model
+
+    def _check_sizes(self, backbone: Any) -> None:
+        """Raises a `TaskError` if images are resized to sizes that the backbone does not take."""
+        size = backbone.only_size
+        if size is not None and (self.evaluated_sides != (size, size) or self.image_size != size):
+            raise TaskError(
+                f"{self.values['model']} takes only images of {size} x {size} pixels, and task={self.name} resizes "
+                f"images to others: choose a backbone for any size, such as a CNN, a ViT or Swin"
+            )
 
     def collate(self, samples: Sequence[tuple[Tensor, Any]]) -> tuple[Tensor, PaddedTargets]:
         """Pads images [3, H, W] of different sizes with zeros at the right and at the bottom."""

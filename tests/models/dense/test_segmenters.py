@@ -44,6 +44,39 @@ def test_a_vit_of_few_blocks_is_read_at_four_places():
     assert model(torch.rand(1, 3, 64, 64)).shape == (1, 3, 64, 64)
 
 
+@pytest.mark.parametrize(
+    ("backbone", "options"),
+    [
+        ("swinv2_cr_tiny_ns_224", {"depths": [1, 1, 1, 1]}),
+        ("swinv2_tiny_window8_256", {"depths": [1, 1, 1, 1]}),
+        ("vit_small_patch14_dinov2", {"depth": 4, "patch_size": 16}),
+        ("eva02_tiny_patch14_224", {"depth": 4, "patch_size": 16}),
+        ("vitamin_small_224", {}),
+    ],
+)
+def test_networks_of_timm_that_check_the_size_of_images_take_any(backbone, options):
+    """Which option switches the check off follows from the network, not from its name."""
+    model = interlayer.segmenter(
+        "fpn", backbone=backbone, num_classes=3, channels=16, backbone_options={"model_options": options}
+    )
+    with torch.no_grad():
+        assert model.eval()(torch.rand(1, 3, 64, 96)).shape == (1, 3, 64, 96)
+
+
+@pytest.mark.parametrize("backbone", ["hiera_tiny_224", "vit_relpos_small_patch16_224"])
+def test_a_network_for_images_of_one_size_says_so(backbone):
+    model = interlayer.segmenter("fpn", backbone=backbone, num_classes=3, channels=16).eval()
+    with torch.no_grad():
+        assert model(torch.rand(1, 3, 224, 224)).shape == (1, 3, 224, 224)
+        with pytest.raises(ModelError, match=f"expected images of 224 x 224 pixels, for which {backbone} was built"):
+            model(torch.rand(1, 3, 64, 96))
+
+
+def test_patches_for_which_there_is_no_pyramid_have_a_remedy():
+    with pytest.raises(ModelError, match="got 14 in vit_small_patch14_dinov2: set patch_size=16 in model_options"):
+        interlayer.segmenter("fpn", backbone="vit_small_patch14_dinov2", num_classes=3)
+
+
 def test_upernet_without_its_auxiliary_head():
     pytest.importorskip("transformers")
     model = interlayer.segmenter("upernet", backbone="resnet18", num_classes=3, channels=16, auxiliary_head=False)

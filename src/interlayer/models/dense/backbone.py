@@ -12,9 +12,12 @@ The networks follow the papers:
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, Literal
 
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +43,9 @@ class FeatureMaps(nn.Module):
         indices: the entries of ``feature_info`` to return.
         neck: brings the maps of a plain ViT to their strides.
         frozen_norms: "statistics" keeps the batch norms of the network in eval mode; "all" also freezes their weights.
+
+    Attributes:
+        only_size: height and width of the images for which the network was built, if it does not take any size.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class FeatureMaps(nn.Module):
         self.network = network
         self.neck = neck
         self.frozen_norms = frozen_norms
+        self.only_size: int | None = None
         if frozen_norms == "all":
             for norm in _batch_norms(network):
                 for parameter in norm.parameters():
@@ -72,6 +79,23 @@ class FeatureMaps(nn.Module):
         return getattr(self.network, "pretrained_cfg", None) or {}  # type: ignore[return-value]
 
     def forward(self, images: Tensor) -> list[Tensor]:
+        if self.only_size is None:
+            return self._maps(images)
+        try:  # some of these networks take multiples of their size, so that only they know whether this one fits
+            return self._maps(images)
+        except (RuntimeError, AssertionError) as error:
+            height, width = images.shape[-2:]
+            if height == width == self.only_size:
+                raise
+            raise ModelError(f"expected {self.size_requirement()}, got {height} x {width}: {reason(error)}") from error
+
+    def size_requirement(self) -> str:
+        """Returns the images that a network with an `only_size` takes, for a message."""
+        config, size = self.pretrained_cfg, self.only_size
+        name = config.get("architecture") or type(self.network).__name__
+        return f"images of {size} x {size} pixels, for which {name} was built"
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
         network: Any = self.network
         if self.reads_list:
             maps = network(images)
@@ -156,7 +180,10 @@ def build_backbone(
         if freeze_stages:
             raise ModelError(f"{name} has no stages, so freeze_stages must be 0, got {freeze_stages}")
         if strides[0] not in (4, 8, 16, 32):
-            raise ModelError(f"expected patches of 4, 8, 16 or 32 pixels, got {strides[0]} in {name}")
+            raise ModelError(
+                f"expected patches of 4, 8, 16 or 32 pixels, got {strides[0]} in {name}: set patch_size=16 in "
+                f"model_options, for which timm resamples pretrained weights"
+            )
         neck = SimplePyramid(infos[indices[0]]["num_chs"], strides[0], STRIDES)
     else:
         if vit_blocks is not None:
@@ -178,9 +205,10 @@ def _build(name: str, pretrained: bool, vit_blocks: Sequence[int] | None, option
     attach_options = dict(options.pop("attach_options", None) or {})
     if plain in REST_MODELS:
         model_options.setdefault("out_norms", True)
-    if backbone_of(plain).startswith(("vit_", "deit_", "deit3_", "beit")) and not options.get("image_size"):
+    accepted = _network_options(backbone_of(plain))
+    if "dynamic_img_size" in accepted and not options.get("image_size"):
         model_options.setdefault("dynamic_img_size", True)
-    if backbone_of(plain).startswith("swin_"):
+    elif "strict_img_size" in accepted:
         model_options.setdefault("strict_img_size", False)
     if plain in ROWS and ROWS[plain].mechanism == "cb":
         blocks = True if vit_blocks is None else list(vit_blocks)
@@ -193,6 +221,15 @@ def _build(name: str, pretrained: bool, vit_blocks: Sequence[int] | None, option
     return build_network(
         name, pretrained=pretrained, model_options=model_options, attach_options=attach_options, **options
     )
+
+
+def _network_options(name: str) -> set[str]:
+    """Returns the arguments of the networks in the module of timm that builds a named network."""
+    if not timm.is_model(name):
+        return set()
+    members = vars(sys.modules[timm.models.model_entrypoint(name).__module__]).values()
+    networks = [each for each in members if isinstance(each, type) and hasattr(each, "forward_features")]
+    return {argument for network in networks for argument in signature(network).parameters}
 
 
 def _infos(network: nn.Module) -> list[dict[str, Any]]:
@@ -243,6 +280,7 @@ def _freeze(maps: FeatureMaps, stages: int, first_level: int, name: str, image_s
         except (RuntimeError, AssertionError, ValueError) as error:
             if size == sizes[-1]:
                 raise ModelError(f"{name} does not take images of {size} x {size}: {reason(error)}") from error
+            maps.only_size = sizes[-1]
             continue
         break
 
