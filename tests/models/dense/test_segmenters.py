@@ -63,6 +63,14 @@ def test_networks_of_timm_that_check_the_size_of_images_take_any(backbone, optio
         assert model.eval()(torch.rand(1, 3, 64, 96)).shape == (1, 3, 64, 96)
 
 
+@pytest.mark.parametrize("backbone", ["densenet121", "vgg11", "ghostnetv2_100", "efficientvit_b0"])
+def test_networks_that_timm_reads_in_other_ways_train_too(backbone):
+    """Some return maps only with features_only, and one does not give up its pooling."""
+    model = interlayer.segmenter("fpn", backbone=backbone, num_classes=3, channels=16)
+    model(torch.rand(2, 3, 64, 96)).square().mean().backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
 @pytest.mark.parametrize("backbone", ["hiera_tiny_224", "vit_relpos_small_patch16_224"])
 def test_a_network_for_images_of_one_size_says_so(backbone):
     model = interlayer.segmenter("fpn", backbone=backbone, num_classes=3, channels=16).eval()

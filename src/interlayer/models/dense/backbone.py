@@ -63,7 +63,7 @@ class FeatureMaps(nn.Module):
         self.channels = [infos[index]["num_chs"] for index in indices]
         self.stride = max(max(info["reduction"] for info in infos), STRIDES[-1])  # sizes of images are multiples of it
         if not self.reads_list:
-            network.prune_intermediate_layers(sorted(set(indices)), prune_norm=True, prune_head=True)  # type: ignore[operator]
+            _prune(network, sorted(set(indices)))
         self.network = network
         self.neck = neck
         self.frozen_norms = frozen_norms
@@ -205,7 +205,10 @@ def _build(name: str, pretrained: bool, vit_blocks: Sequence[int] | None, option
     attach_options = dict(options.pop("attach_options", None) or {})
     if plain in REST_MODELS:
         model_options.setdefault("out_norms", True)
-    accepted = _network_options(backbone_of(plain))
+    networks = _timm_networks(backbone_of(plain))
+    if networks and not any(hasattr(each, "forward_intermediates") for each in networks) and plain == name:
+        model_options.setdefault("features_only", True)
+    accepted = {argument for network in networks for argument in signature(network).parameters}
     if "dynamic_img_size" in accepted and not options.get("image_size"):
         model_options.setdefault("dynamic_img_size", True)
     elif "strict_img_size" in accepted:
@@ -223,13 +226,21 @@ def _build(name: str, pretrained: bool, vit_blocks: Sequence[int] | None, option
     )
 
 
-def _network_options(name: str) -> set[str]:
-    """Returns the arguments of the networks in the module of timm that builds a named network."""
+def _timm_networks(name: str) -> list[type]:
+    """Returns the classes of networks in the module of timm that builds a named network."""
     if not timm.is_model(name):
-        return set()
+        return []
     members = vars(sys.modules[timm.models.model_entrypoint(name).__module__]).values()
-    networks = [each for each in members if isinstance(each, type) and hasattr(each, "forward_features")]
-    return {argument for network in networks for argument in signature(network).parameters}
+    return [each for each in members if isinstance(each, type) and hasattr(each, "forward_features")]
+
+
+def _prune(network: Any, indices: Sequence[int]) -> None:
+    """Removes the layers behind the last map, and the classifier."""
+    try:
+        network.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
+    except AssertionError:  # the head of EfficientViT keeps its pooling
+        network.prune_intermediate_layers(indices, prune_norm=True, prune_head=False)
+        network.reset_classifier(0)
 
 
 def _infos(network: nn.Module) -> list[dict[str, Any]]:
