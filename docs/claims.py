@@ -49,8 +49,8 @@ class Claim:
         claimed: the networks that the claim says to be better than the first one.
         paper_epochs: the epochs of the paper's schedule; None if it has none.
         figures: commands that draw what the claim is about from the finished runs.
-        verdict: one sentence that begins with "shown" or "not shown", for a claim that is not about a difference to the
-            first network; otherwise the runs give it.
+        verdict: one sentence that begins with "shown", "not shown" or "not decided", for a claim that is not about a
+            difference to the first network; otherwise the runs give it.
         why: why a mechanism does not help, if it is known.
     """
 
@@ -149,8 +149,10 @@ def read_claim(path: Path) -> Claim:
                 raise ValueError(f"{path}: {key} {ours} are not those of the command, {theirs}")
     if strangers := set(claim.claimed) - set(claim.networks):
         raise ValueError(f"{path}: claimed {', '.join(sorted(strangers))} is not among the networks")
-    if claim.verdict and not claim.verdict.lower().startswith(("shown", "not shown")):
-        raise ValueError(f"{path}: the verdict must begin with shown, not shown or shown to be something else")
+    if claim.verdict and not claim.verdict.lower().startswith(("shown", "not shown", "not decided")):
+        raise ValueError(
+            f"{path}: the verdict must begin with shown, not shown, shown to be something else or not decided"
+        )
     return claim
 
 

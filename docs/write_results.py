@@ -79,6 +79,7 @@ def state_of(plan: Plan) -> State:
     record = plan.record
     if record is None:
         return State(plan, None, dict.fromkeys(plan.models, plan.seeds), 0.0, [])
+    record = replace(record, models=plan.models)  # networks that were added to the claim later are still to be run
     runs = finished_runs(record, plan.folder)
     missing = {name: [seed for seed in plan.seeds if seed not in found] for name, found in runs.items()}
     comparison = None
@@ -223,8 +224,9 @@ def page() -> str:
     )
     reading = paragraph(
         "*Shown*: the network is better than the plain one and than each of its [controls](controls.md). *Shown to be "
-        "something else*: it is better than the plain one, but a control is too, which lacks only what the mechanism "
-        "is credited with. *Not shown*: it is not better than the plain one beyond the noise. *Not decided*: one seed, "
+        "something else*: it is better than the plain one, but not than a control, which lacks only what the mechanism "
+        "is credited with, and the interval excludes that all of the gain is from there. *Not shown*: it is not better "
+        "than the plain one beyond the noise. *Not decided*: one seed, "
         "or too few runs to tell. Differences are paired by seed, with 95% intervals; **bold** ones exceed the noise "
         "after Holm's correction for all differences of the comparison ([Statistics](training.md#statistics)). Change "
         "of blocks: how much of the outputs of its blocks is the mechanism's; switched off: accuracy without it; in "

@@ -41,13 +41,25 @@ def resume(
         raise ValueError(f"{folder} holds no run and no comparison: expected the folder that was printed at the start")
     if control and not is_comparison:
         raise ValueError(f"--control adds networks to a comparison, and {folder} holds a run")
-    if (folder / ("comparison.json" if is_comparison else "summary.json")).is_file() and not control:
+    if _is_finished(folder, is_comparison) and not control:
         if is_main_process():
             typer.echo(f"{folder} is finished, nothing is left to do; report: {folder / 'report.html'}")
     elif is_comparison:
         _resume_comparison(folder, overrides, control=control, budget=budget)
     else:
         train(overrides, recipe=str(folder / "recipe.yaml"), output=folder, resume=True, budget=budget)
+
+
+def _is_finished(folder: Path, is_comparison: bool) -> bool:
+    """Whether all runs of the record are finished, to which networks or seeds may have been added."""
+    if not is_comparison:
+        return (folder / "summary.json").is_file()
+    from interlayer.experiments import finished_runs
+    from interlayer.experiments.record import read_record
+
+    record = read_record(folder)
+    runs = finished_runs(record, folder)
+    return (folder / "comparison.json").is_file() and all(len(found) == len(record.seeds) for found in runs.values())
 
 
 def _resume_comparison(folder: Path, overrides: list[str] | None, *, control: bool, budget: str | None) -> None:

@@ -280,6 +280,11 @@ def test_controls_are_asked_for_by_options(tmp_path):
     result = run_forked("resume", tmp_path / "two", "--control")
     assert result.returncode == 0, result.stderr
     assert "mrla_light:attention=false" in result.stdout
+    (summary,) = (tmp_path / "two").glob("*attention_false/seed0/summary.json")
+    summary.unlink()  # as if it had been stopped before this run was finished
+    result = run_forked("resume", tmp_path / "two")
+    assert "nothing is left to do" not in result.stdout
+    assert summary.exists(), result.stderr
     run_folder = tmp_path / "two" / "preresnet20_cifar" / "seed0"
     assert "--control adds networks to a comparison" in fails("resume", run_folder, "--control")
 

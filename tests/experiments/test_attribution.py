@@ -7,7 +7,7 @@ import pytest
 from digit_images import SMALL
 from run_folders import assert_same_run
 
-from interlayer.experiments import Difference, compare, comparison_table, networks_of
+from interlayer.experiments import Comparison, Difference, compare, comparison_table, networks_of
 from interlayer.experiments.attribution import ControlDifference, finding
 from interlayer.experiments.compare import recipe_for
 from interlayer.experiments.costs import NetworkCost
@@ -46,7 +46,10 @@ def words(difference, gain=GAIN, metric=ACCURACY):
             "the gain is not from attending to other layers, which costs 3.00 points.",
         ),
         (Difference(0.03, 0.02, 0.04, 0.04, 0.08), "at most 4.00 of 14.00 points are."),
-        (Difference(-0.03, -0.04, -0.02, 0.04, 0.08), "at most 0.00 of 14.00 points are."),
+        (
+            Difference(-0.03, -0.04, -0.02, 0.04, 0.08),
+            "points: the gain is not shown to be from attending to other layers.",
+        ),
     ],
 )
 def test_whose_a_gain_is(difference, conclusion):
@@ -56,7 +59,7 @@ def test_whose_a_gain_is(difference, conclusion):
     assert text.endswith(conclusion)
 
 
-@pytest.mark.parametrize("gain", [None, Difference(0.01, -0.01, 0.03, 0.3), Difference(-0.1, -0.12, -0.08, 0.001)])
+@pytest.mark.parametrize("gain", [Difference(0.01, -0.01, 0.03, 0.3), Difference(-0.1, -0.12, -0.08, 0.001)])
 @pytest.mark.parametrize(
     ("difference", "conclusion"),
     [
@@ -70,6 +73,11 @@ def test_whose_a_gain_is(difference, conclusion):
 )
 def test_without_a_gain_the_effect_alone_is_told(difference, conclusion, gain):
     assert words(difference, gain).endswith(conclusion)
+
+
+def test_nothing_is_said_of_a_plain_network_that_is_not_there():
+    text = words(Difference(0.02, 0.01, 0.03, 0.01), None)
+    assert text.endswith("points: attending to other layers gains 2.00 points.")
 
 
 def test_of_an_error_less_is_better():
@@ -200,6 +208,55 @@ def test_differences_are_over_the_seeds_that_both_networks_have(tmp_path):
     assert (light.difference.mean, light.difference.low) == (pytest.approx(0.13), None)
     assert [(each.network.name, each.difference.mean) for each in light.controls] == [(CUT, pytest.approx(0.01))]
     assert convolution.difference.mean == pytest.approx(0.11)
+
+
+def read(folder, values, **options):
+    """Returns the comparison of networks with these values, without runs."""
+    recipe, costs = from_values(SMALL), dict.fromkeys(values, NetworkCost(1, 1, 1, 1.0, 1))
+    results = read_results(recipe, finished(folder, values), ACCURACY, costs)
+    return Comparison(recipe, folder, ACCURACY, [0, 1, 2], results, 1, "", **options)
+
+
+def test_the_first_network_is_compared_with_its_controls_too(tmp_path):
+    found = read(tmp_path, {LIGHT: [0.72, 0.722, 0.721], CONVOLUTION: [0.70, 0.703, 0.702]})
+    name, sentence = found.verdicts()[0].splitlines()
+    assert name == f"{LIGHT}:"
+    assert sentence.endswith("+1.93 (+1.79 to +2.08) points: layer attention gains 1.93 points."), sentence
+
+
+def test_a_control_that_is_the_first_network_is_one_test(tmp_path):
+    found = read(tmp_path, {CONVOLUTION: [0.70, 0.703, 0.702], LIGHT: [0.72, 0.722, 0.721]})
+    assert len(found.tested) == 1
+    light = found.results[1]
+    assert light.difference == light.controls[0].difference
+    assert "although" not in found.verdicts()[0]
+
+
+def test_a_finding_needs_the_plain_network_and_the_mildest_control(tmp_path):
+    """The convolution alone does not tell whether reading other layers helps, nor does another mechanism."""
+    eca = f"{VIT}+eca"
+    plain, light, cut = [0.58, 0.581, 0.582], [0.72, 0.722, 0.721], [0.70, 0.703, 0.702]
+    whole = read(tmp_path / "a", {VIT: plain, LIGHT: light, CUT: cut, CONVOLUTION: cut})
+    assert whole.finding(whole.results[1]) == "shown"
+    harsh = read(tmp_path / "b", {VIT: plain, LIGHT: light, CONVOLUTION: cut})
+    assert harsh.finding(harsh.results[1]) == "undecided"
+    other = read(tmp_path / "c", {eca: plain, LIGHT: light, CUT: cut, CONVOLUTION: cut})
+    assert other.finding(other.results[1]) == "undecided"
+    assert "not shown to be better than" not in other.verdicts()[0]
+
+
+def test_a_control_without_a_seed_of_its_network_is_shown(tmp_path):
+    folders = finished(tmp_path, {VIT: [0.58, 0.581], LIGHT: [0.72, 0.722], CUT: [0.70, 0.703]})
+    del folders[LIGHT][1], folders[CUT][0]
+    recipe, costs = from_values(SMALL), dict.fromkeys(folders, NetworkCost(1, 1, 1, 1.0, 1))
+    results = read_results(recipe, folders, ACCURACY, costs)
+    table = comparison_table(Comparison(recipe, tmp_path, ACCURACY, [0, 1], results, 1, ""))
+    assert [row[0] for row in table.rows] == [VIT, LIGHT, f"control {CUT}"]
+
+
+def test_a_run_without_the_metric_is_named(tmp_path):
+    with pytest.raises(TrainingError, match=r"seed1 has no accuracy on test images"):
+        read(tmp_path, {VIT: [0.5, None]})
 
 
 RECIPE = {

@@ -1,6 +1,7 @@
 """Comparisons in which every network trains for the same time, and what networks cost."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -23,6 +24,12 @@ RECIPE = from_values({**SMALL, "epochs": 2})
 def test_epochs_fit_into_the_time_of_the_slowest_network():
     assert equal_time_epochs(10, {"a": 1.0, "b": 1.38, "c": 1.39}) == {"a": 13, "b": 10, "c": 10}
     assert equal_time_epochs(3, {"a": 0.1, "b": 0.3}) == {"a": 9, "b": 3}, "not 8 by rounding"
+
+
+def test_networks_that_are_added_get_the_time_of_the_others():
+    """A slower network that is added must not train for longer than those that are finished."""
+    seconds = {"a": 1.0, "b": 1.38, "slow": 2.0, "slower": 20.0}
+    assert equal_time_epochs(10, seconds, {"a": 13, "b": 10}) == {"a": 13, "b": 10, "slow": 6, "slower": 1}
 
 
 def test_the_schedule_of_a_longer_run_is_stretched():
@@ -75,10 +82,35 @@ def test_a_resumed_comparison_has_the_epochs_of_its_record(timed, tmp_path):
         assert_same_run(ours.folders[0], theirs.folders[0])
 
 
+def test_a_stop_while_networks_are_measured_loses_nothing(timed, tmp_path):
+    asked = []
+
+    def stop():
+        asked.append(True)
+        return len(asked) > 3  # two networks are measured, one is timed
+
+    with pytest.raises(Stopped, match=f"stopped before timing {re.escape(LIGHT)}"):
+        compare(RECIPE, [LIGHT], tmp_path, seeds=[0], equal_time=True, stop=stop)
+    assert timed == [PLAIN]
+    again = compare(RECIPE, [LIGHT], tmp_path, seeds=[0], resume=True)
+    assert timed == [PLAIN, LIGHT], "nothing is measured again"
+    assert [result.cost.epochs for result in again.results] == [3, 2], "the record knows that times are to be equal"
+
+
+def test_seeds_and_networks_that_are_added_are_recorded(tmp_path):
+    """A stop must not forget what was asked for."""
+    short = RECIPE.replace(epochs=1)
+    compare(short, [PLAIN, LIGHT], tmp_path, seeds=[0])
+    with pytest.raises(Stopped):
+        compare(short, [PLAIN, f"{PLAIN}+eca"], tmp_path, seeds=[0, 1], resume=True, stop=lambda: True)
+    record = read_record(tmp_path)
+    assert (record.models, record.seeds) == ([PLAIN, LIGHT, f"{PLAIN}+eca"], [0, 1])
+
+
 def test_a_network_that_is_added_trains_for_the_same_time(timed, tmp_path):
     compare(RECIPE, [LIGHT], tmp_path, seeds=[0], equal_time=True)
     added = compare(RECIPE, [PLAIN, LIGHT, f"{PLAIN}+eca"], tmp_path, seeds=[0], resume=True)
-    assert [result.cost.epochs for result in added.results] == [3, 2, 2]
+    assert [result.cost.epochs for result in added.results] == [3, 2, 2], "of 1.6 s, as the slowest before"
     assert timed == [PLAIN, LIGHT, f"{PLAIN}+eca"], "each network is timed once"
 
 

@@ -26,7 +26,29 @@ def test_the_interval_is_students():
 def test_an_interval_is_never_narrower_than_one_test_image():
     """One additional correct image for each of three seeds is not significant."""
     found = paired_difference([0.5, 0.6, 0.7], [0.51, 0.61, 0.71], resolution=0.01)
-    assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(0.02))
+    assert (found.low, found.high) == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.02))
+
+
+def test_one_more_image_with_every_seed_is_noise_whatever_its_rounding():
+    """The differences agree to the last bits, so that the test alone would be certain of any of them."""
+    for images in (360, 1000, 10_000):
+        for start in range(0, images - 8, images // 40):
+            before = [(start + seed) / images for seed in (0, 3, 7)]
+            after = [(start + seed + 1) / images for seed in (0, 3, 7)]
+            assert paired_difference(before, after, resolution=1 / images).within_noise
+
+
+def test_the_number_of_seeds_knows_of_the_other_tests():
+    """Values of scipy.stats.nct with the level 5% / 7."""
+    assert (seeds_needed(0.005), seeds_needed(0.005, tests=7)) == (10, 17)
+    several = seeds_sentence([Difference(0.0, -0.01, 0.01, 1.0, spread=0.005)] * 7, ACCURACY, 3)
+    assert several.startswith("14 more seeds would tell")
+
+
+def test_only_a_fraction_of_images_changes_by_whole_images():
+    accuracy = Metric("accuracy", percent=True, counts_images=True)
+    miou = Metric("miou", percent=True)
+    assert (accuracy.resolution(200), miou.resolution(200)) == (1 / 200, 0.0)
 
 
 def test_pairs_cancel_what_seeds_share():
@@ -125,7 +147,7 @@ def test_the_line_about_more_seeds():
         "points."
     )
     narrow = Difference(0.01, -0.01, 0.03, 0.2, None, 0.001)
-    assert seeds_sentence([narrow, one], ACCURACY, 9).startswith("1 more seed would tell")
+    assert seeds_sentence([one], ACCURACY, 9).startswith("1 more seed would tell")
     assert "spread by up to 0.50 points" in seeds_sentence([narrow, one], ACCURACY, 9)
     assert seeds_sentence([narrow], ACCURACY, 4).startswith("4 seeds tell a difference of half a point")
     assert seeds_sentence([Difference(0.1, None, None)], ACCURACY, 1) == ""

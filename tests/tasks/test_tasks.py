@@ -79,7 +79,8 @@ def test_a_task_without_classes_says_so(small):
 
 
 def test_a_metric_is_printed_and_compared_as_it_says():
-    accuracy, error = Metric("accuracy", percent=True), Metric("error", higher_is_better=False)
+    accuracy = Metric("accuracy", percent=True, counts_images=True)
+    error = Metric("error", higher_is_better=False)
     assert (accuracy.format(0.84031), accuracy.format(0.84031, short=True)) == ("84.03%", "84.0%")
     assert (accuracy.format_difference(0.0051), accuracy.format_spread(0.0051)) == ("+0.51", "0.51")
     assert (error.format(0.12345), error.format_difference(-0.5)) == ("0.1235", "-0.5000")

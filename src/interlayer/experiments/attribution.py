@@ -50,8 +50,9 @@ class ControlDifference:
         text = f"Over its control {self.name} ({self.network.control.left}): {self.difference.format(metric)}{unit}"
         if self.difference.low is None or self.difference.high is None:
             return f"{text} with one seed, which says nothing about noise."
-        gains = gain is not None and not gain.within_noise and metric.is_better(gain.mean, 0.0)
-        if gain is None or not gains:
+        if gain is None:
+            return f"{text}: {self._effect(metric, unit)}."
+        if gain.within_noise or not metric.is_better(gain.mean, 0.0):
             return f"{text}: {self._effect(metric, unit, first)}."
         return f"{text}: {self._part_of(gain, metric, unit)}."
 
@@ -65,26 +66,30 @@ class ControlDifference:
         difference, tested = self.difference, self.network.control.tested
         mean, total = metric.format_spread(abs(difference.mean)), metric.format_spread(abs(gain.mean))
         if difference.within_noise:
-            most = max(0.0, self.most(metric))
+            most = self.most(metric)
             if most >= abs(gain.mean):
                 return f"these runs do not tell whether the gain is from {tested}"
-            return (
-                f"the gain is not shown to be from {tested}, at most {metric.format_spread(most)} of {total}{unit} are"
-            )
+            bound = f", at most {metric.format_spread(most)} of {total}{unit} are" if most > 0 else ""
+            return f"the gain is not shown to be from {tested}{bound}"
         if not metric.is_better(difference.mean, 0.0):
             return f"the gain is not from {tested}, which costs {mean}{unit}"
         if abs(difference.mean) >= abs(gain.mean):
             return f"the gain is from {tested}"
         return f"{mean} of the {total}{unit} are from {tested}"
 
-    def _effect(self, metric: Metric, unit: str, first: str) -> str:
-        """Says what the tested part does in a network that is not shown to be better than the plain one."""
+    def _effect(self, metric: Metric, unit: str, first: str = "") -> str:
+        """Says what the tested part does in a network that is not shown to be better than the plain one.
+
+        ``first`` is the name of the plain one; it is empty if the network is not compared with it.
+        """
         difference, tested = self.difference, self.network.control.tested
         if difference.within_noise:
             return f"these runs show no effect of {tested}"
         mean = f"{metric.format_spread(abs(difference.mean))}{unit}"
         if metric.is_better(difference.mean, 0.0):
-            return f"{tested} gains {mean}, although the network is not shown to be better than {first}"
+            return f"{tested} gains {mean}" + (
+                f", although the network is not shown to be better than {first}" if first else ""
+            )
         return f"{tested} costs {mean}"
 
 
@@ -94,9 +99,9 @@ def finding(
     """Returns what differences say about the claim that a mechanism helps by what it is credited with.
 
     - "shown": the network is better than the plain one, and than each of its controls.
-    - "something else": it is better than the plain one, but so is a control, which lacks only what the mechanism is
-      credited with: the network is not shown to be better than that control, and the interval of this difference
-      excludes that all of the gain is from there.
+    - "something else": it is better than the plain one, but not shown to be better than a control, which lacks only
+      what the mechanism is credited with, and the interval of this difference excludes that all of the gain is from
+      there.
     - "not shown": it is not shown to be better than the plain one.
     - "undecided": there is a single seed; or it is better than the plain one, and a control is not there or tells
       nothing because its interval contains all of the gain.

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..models.build import ModelError, check_network, plain_name, split_name
 from ..models.names import control_networks, same_network
-from ..training import Progress, Recipe, Trainer, TrainingError
+from ..tasks import task_class
+from ..training import Progress, Recipe, Stopped, Trainer, TrainingError
 from ..training.data import Data, open_data
 from ..training.files import make_folder, write_json
 from ..training.overview import Overview
@@ -116,7 +117,8 @@ def compare(
         equal_time: whether networks are trained for as many epochs as fit into the time in which the slowest one trains
             the epochs of the recipe. The epochs are measured once and recorded, so that a resumed comparison has them.
         resume: whether to resume the comparison that is in the folder. Networks can be added to it, such as controls.
-        together: the number of runs that share the GPU at a time; if None, chosen by the device (one on a CPU).
+        together: the number of runs that share the GPU at a time; if None, four classifiers, and one of everything
+            else.
         stop: called after every step; if it returns True, checkpoints are saved and `Stopped` is raised.
         show: called with the progress of the runs.
         on_start: called on rank 0 with what each run understood, before its first step.
@@ -130,18 +132,23 @@ def compare(
     folder = processes.broadcast(folder)
     data = open_data(recipe)
     record = _record(folder, names, seeds, control, equal_time, together, command, resume=resume)
-    costs = dict(record.costs)
-    for name in names:  # before any training, so that unknown names and unsuitable networks fail early
+    for name in names:  # before anything is measured, so that unknown names and unsuitable networks fail early
         check_start(recipe_for(recipe, name, seeds[0]))
-        if name not in costs:
-            show(Progress(folder, f"measuring {name}", 0, recipe.epochs, 0, 0))
-            costs[name] = static_cost(recipe_for(recipe, name, seeds[0]), data.classes, processes)._asdict()
     together = _together(together, recipe, processes)
-    record = replace(record, costs=costs, shared=min(together, len(names) * len(seeds)))
-    record = _timed(record, recipe, names, data, processes, show, folder, equal_time, measure=together > 1)
-    make_folder(folder)
-    if processes.is_main and (resume or not (folder / RECORD_FILE).exists()):
-        write_record(folder, recipe, record)
+    record = replace(record, shared=min(together, len(names) * len(seeds)))
+    measuring = _Measuring(record, recipe, data, processes, folder, stop=stop, show=show)
+
+    def write(record: ComparisonRecord) -> None:
+        make_folder(folder)
+        if processes.is_main and (resume or not (folder / RECORD_FILE).exists()):
+            write_record(folder, recipe, record)
+
+    try:
+        record = measuring.run(names)
+    except Stopped:
+        write(measuring.record)
+        raise
+    write(record)
 
     def run_recipe(name: str, seed: int) -> Recipe:
         return recipe_for(recipe, name, seed, record.epochs.get(name))
@@ -184,45 +191,72 @@ def _record(
     resume: bool,
 ) -> ComparisonRecord:
     """Returns the record of the comparison that is resumed, with networks that it did not have yet, or a new one."""
-    record = ComparisonRecord(list(names), list(seeds), together, command, control)
+    record = ComparisonRecord(list(names), list(seeds), together, command, control, equal_time=equal_time)
     if not resume or not (folder / RECORD_FILE).exists():
         return record
     known = read_record(folder)
-    if equal_time and not known.epochs:
+    if equal_time and not known.equal_time:
         raise TrainingError(
             f"{folder} was started without --equal-time, so its runs have the epochs of the recipe: choose another "
             f"folder"
         )
-    added = set(known.models) <= set(names)
-    return replace(known, models=record.models if added else known.models, control=control or known.control)
+    models = names if set(known.models) <= set(names) else dict.fromkeys([*known.models, *names])
+    seeds = sorted({*known.seeds, *seeds})
+    return replace(known, models=list(models), seeds=seeds, control=control or known.control)
 
 
-def _timed(
-    record: ComparisonRecord,
-    recipe: Recipe,
-    names: Sequence[str],
-    data: Data,
-    processes: Processes,
-    show: Callable[[Progress], None],
-    folder: Path,
-    equal_time: bool,
-    *,
-    measure: bool,
-) -> ComparisonRecord:
-    """Returns the record with the time of an epoch of each network, if it is needed, and with equal times, the epochs.
+class _Measuring:
+    """Measures what the networks of a comparison cost, before its first run.
 
-    What is already in the record stays as it is.
+    What the record has already stays as it is, so that a resumed comparison goes on with the same epochs.
+
+    Attributes:
+        record: the record with all that has been measured so far.
     """
-    equal_time = equal_time or bool(record.epochs)
-    if not equal_time and not measure:
+
+    def __init__(
+        self,
+        record: ComparisonRecord,
+        recipe: Recipe,
+        data: Data,
+        processes: Processes,
+        folder: Path,
+        *,
+        stop: Callable[[], bool],
+        show: Callable[[Progress], None],
+    ) -> None:
+        self.record, self.recipe, self.data, self.processes, self.folder = record, recipe, data, processes, folder
+        self.stop, self.show = stop, show
+
+    def run(self, names: Sequence[str]) -> ComparisonRecord:
+        """Returns the record with the cost of each network, its time if it is needed, and the epochs of equal times.
+
+        Raises:
+            Stopped: a stop is requested, which is asked before each network.
+        """
+        record = self.record
+        for name in names:
+            if name not in record.costs:
+                recipe = self._next("measuring", name)
+                cost = static_cost(recipe, self.data.classes, self.processes)._asdict()
+                self.record = record = replace(record, costs={**record.costs, name: cost})
+        if record.shared == 1 and not record.equal_time:
+            return record
+        for name in names:
+            if name not in record.epoch_seconds:
+                seconds = measured_epoch_seconds(self._next("timing", name), self.data, self.processes)
+                self.record = record = replace(record, epoch_seconds={**record.epoch_seconds, name: seconds})
+        if record.equal_time:
+            epochs = equal_time_epochs(self.recipe.epochs, record.epoch_seconds, record.epochs)
+            self.record = record = replace(record, epochs=epochs)
         return record
-    seconds = dict(record.epoch_seconds)
-    for name in names:
-        if name not in seconds:
-            show(Progress(folder, f"timing {name}", 0, recipe.epochs, 0, 0))
-            seconds[name] = measured_epoch_seconds(recipe_for(recipe, name, record.seeds[0]), data, processes)
-    epochs = {**equal_time_epochs(recipe.epochs, seconds), **record.epochs} if equal_time else {}
-    return replace(record, epoch_seconds=seconds, epochs=epochs)
+
+    def _next(self, what: str, name: str) -> Recipe:
+        """Returns the recipe of the next network to be measured."""
+        if self.processes.any(self.stop()):
+            raise Stopped(f"stopped before {what} {name}")
+        self.show(Progress(self.folder, f"{what} {name}", 0, self.recipe.epochs, 0, 0))
+        return recipe_for(self.recipe, name, self.record.seeds[0])
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -248,7 +282,9 @@ def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
     """Returns the number of runs that share the device. Several runs need a single process."""
     possible = processes.world_size == 1 and recipe.precision != "float16"
     if asked is None:
-        return TOGETHER if possible and processes.device.type == "cuda" else 1
+        # A detector waits for the processor at every step, so that several in turns are no faster than one by one.
+        useful = processes.device.type == "cuda" and task_class(recipe.task).annotations == "labels"
+        return TOGETHER if possible and useful else 1
     if asked > 1 and not possible:
         raise TrainingError(f"--together {asked} needs one process and a precision other than float16")
     return asked

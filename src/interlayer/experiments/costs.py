@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +23,11 @@ from ..training.data import Data, ImageTransform, open_batches
 from ..training.logs import read_metrics
 from ..training.memory import explaining_out_of_memory, smaller_batch_advice
 from ..training.processes import Processes
-from ..training.setup import TrainingSetup, build_network, set_up
+from ..training.setup import TrainingSetup, available_workers, build_network, set_up
 from ..training.step import WARMUP_STEPS, TrainStep
 from .trained import task_of
 
-TIMED_STEPS = 12  # of each network, for the time of an epoch
+TIMED_STEPS = 12  # of each network, for the time of an epoch; more if there are as many workers, see below
 UNTIMED_STEPS = WARMUP_STEPS + 2  # before them: compilation, and the capture of a CUDA graph
 
 
@@ -53,7 +54,7 @@ class NetworkCost:
         flops: multiply-adds per image.
         memory: peak memory of a training step in bytes.
         epoch_seconds: training time of an epoch: the median over the runs, without their first epochs, or if runs
-            shared the device, as measured alone before the runs.
+            shared the device, that of a few steps, measured alone before the runs.
         epochs: number of epochs.
     """
 
@@ -115,9 +116,12 @@ def measured_epoch_seconds(recipe: Recipe, data: Data, processes: Processes) -> 
     """
     with explaining_out_of_memory(recipe):
         setup = set_up(recipe, processes, data)
-        seconds = list(itertools.islice(_timed_steps(setup), UNTIMED_STEPS + TIMED_STEPS))
-    median = statistics.median(seconds[UNTIMED_STEPS:]) * setup.batches.steps
-    return float(processes.broadcast(median))
+        # Where loading takes longest, the batches of all workers come together: one step waits, and the others do not.
+        bursts = max(1, available_workers(recipe.workers))
+        timed = math.ceil(TIMED_STEPS / bursts) * bursts
+        seconds = list(itertools.islice(_timed_steps(setup), UNTIMED_STEPS + timed))
+    mean = statistics.fmean(seconds[UNTIMED_STEPS:]) * setup.batches.steps
+    return float(processes.broadcast(mean))
 
 
 def _timed_steps(setup: TrainingSetup) -> Iterator[float]:
@@ -150,14 +154,15 @@ def median_epoch_seconds(folders: Sequence[Path]) -> float:
     return statistics.median(seconds)
 
 
-def equal_time_epochs(epochs: int, seconds: Mapping[str, float]) -> dict[str, int]:
+def equal_time_epochs(epochs: int, seconds: Mapping[str, float], known: Mapping[str, int] = {}) -> dict[str, int]:
     """Returns the epochs of each network that fit into the time in which the slowest one trains ``epochs`` epochs.
 
     Args:
         seconds: the time of an epoch of each network.
+        known: the epochs of networks that have been trained already. Other networks get the time of these.
 
     >>> equal_time_epochs(10, {"plain": 1.0, "attached": 1.38})
     {'plain': 13, 'attached': 10}
     """
-    total = epochs * max(seconds.values())
-    return {name: max(epochs, int(total / each + 1e-9)) for name, each in seconds.items()}
+    total = max((number * seconds[name] for name, number in known.items()), default=epochs * max(seconds.values()))
+    return {name: known.get(name) or max(1, int(total / each + 1e-9)) for name, each in seconds.items()}

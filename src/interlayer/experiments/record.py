@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +26,11 @@ class ComparisonRecord:
         together: the number of runs that share the GPU, if it was given.
         command: the command that started the comparison.
         control: whether controls of the networks were asked for; they are among ``models``.
-        epochs: the epochs of each network, if they were chosen so that all networks train for the same time.
+        epochs: the epochs of each network, if all train for the same time. They are chosen when it has been measured.
         epoch_seconds: the training time of an epoch of each network, if it was measured before the runs.
         costs: the fields of `StaticCost` of each network; empty in the record of an earlier version.
         shared: the number of runs that shared the device.
+        equal_time: whether all networks train for the same time.
     """
 
     models: list[str]
@@ -41,6 +42,7 @@ class ComparisonRecord:
     epoch_seconds: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     shared: int = 1
+    equal_time: bool = False
 
 
 def write_record(folder: Path, recipe: Recipe, record: ComparisonRecord) -> None:
@@ -54,6 +56,7 @@ def read_record(folder: Path) -> ComparisonRecord:
     """Reads the record of a comparison."""
     path = folder / RECORD_FILE
     try:
-        return ComparisonRecord(**json.loads(path.read_text()))
+        record = ComparisonRecord(**json.loads(path.read_text()))
+        return replace(record, equal_time=record.equal_time or bool(record.epochs))  # an earlier version had only these
     except (OSError, TypeError, json.JSONDecodeError) as error:
         raise TrainingError(f"{path} cannot be read as the record of a comparison: {error}") from error

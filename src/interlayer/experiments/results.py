@@ -14,7 +14,7 @@ from ..analysis import Contribution, combined
 from ..models.build import plain_name
 from ..models.names import ControlNetwork, control_networks, same_network
 from ..tasks import Metric
-from ..training import Recipe
+from ..training import Recipe, TrainingError
 from ..training.summary import read_contribution, read_summary
 from ..training.wording import listing, plural
 from .attribution import ControlDifference, Finding, finding
@@ -37,6 +37,7 @@ class Result:
         controls: the differences to its controls, for those that are in the comparison.
         control_of: the network that this one is a control of; an empty string if it is none.
         seeds: the seeds of its finished runs, in the order of the values.
+        control_is_first: whether the first network is one of its controls. The difference to it is one test then.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Result:
     controls: list[ControlDifference] = field(default_factory=list)
     control_of: str = ""
     seeds: list[int] = field(default_factory=list)
+    control_is_first: bool = False
 
     @property
     def mean(self) -> float:
@@ -61,8 +63,9 @@ class Result:
     @property
     def tested(self) -> list[Difference]:
         """The differences that the comparison decides about. A control is only compared with its network."""
-        own = [] if self.difference is None or self.control_of else [self.difference]
-        return own + [each.difference for each in self.controls]
+        counted_elsewhere = self.difference is None or self.control_of or self.control_is_first
+        own = [] if counted_elsewhere else [self.difference]
+        return [*own, *(each.difference for each in self.controls)]  # type: ignore[list-item]
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,9 @@ class Comparison:
                 continue
             if result.difference is not None:
                 texts.append(self._verdict(result, result.difference))
+            elif result.controls:
+                sentences = [each.sentence(None, "", self.metric) for each in result.controls]
+                texts.append("\n".join([f"{result.model}:", *sentences]))
             if result.contribution is not None:
                 texts.append(f"{result.model}: {result.contribution.sentence}.")
         texts += [self._times()] if self.equal_time else []
@@ -123,10 +129,13 @@ class Comparison:
             return "undecided"
         known = {each.network.name for each in result.controls}
         networks = control_networks(result.model, self.recipe.attach_options)
+        if networks and not same_network(self.results[0].model, plain_name(result.model)):
+            return "undecided"  # its gain over the plain network is not known
         awaited = any(
             same_network(network.name, name) for network in networks for name in self.unfinished if name not in known
         )
-        complete = not awaited and (bool(known) or not networks)
+        mildest = {network.mechanism: network.name for network in reversed(networks)}.values()
+        complete = not awaited and all(any(same_network(name, other) for other in known) for name in mildest)
         return finding(result.difference, result.controls, self.metric, complete=complete)
 
     def _verdict(self, result: Result, difference: Difference) -> str:
@@ -170,7 +179,7 @@ def read_results(
     for name, paths in folders.items():
         summaries = [read_summary(path) for path in paths.values()]
         tests = [summary["test"] for summary in summaries]
-        values = [float(test[metric.name]) for test in tests]
+        values = [_value(test, metric, path) for test, path in zip(tests, paths.values(), strict=True)]
         resolution = metric.resolution(tests[0]["images"])
         result = Result(
             name, list(paths.values()), values, costs[name], None, _contribution(summaries), seeds=list(paths)
@@ -179,6 +188,7 @@ def read_results(
         results.append(replace(result, difference=difference))
     by_name = {result.model: result for result in results}
     found = controls_among(list(folders), recipe)
+    first = results[0].model
     owners = {network.name: name for name, networks in found.items() for network in networks}
     results = [
         replace(
@@ -189,10 +199,17 @@ def read_results(
                 if (difference := _difference(by_name[network.name], result, resolution)) is not None
             ],
             control_of=owners.get(result.model, ""),
+            control_is_first=any(network.name == first for network in found[result.model]),
         )
         for result in results
     ]
     return _adjusted(results)
+
+
+def _value(test: Mapping[str, Any], metric: Metric, folder: Path) -> float:
+    if test.get(metric.name) is None:  # such as the AP of images without objects
+        raise TrainingError(f"{folder} has no {metric.title} on test images")
+    return float(test[metric.name])
 
 
 def _difference(first: Result, second: Result, resolution: float) -> Difference | None:
@@ -231,9 +248,11 @@ def _adjusted(results: Sequence[Result]) -> list[Result]:
     changed = []
     for result in results:
         own = result.difference
-        if own is not None and not result.control_of:
+        if own is not None and not result.control_of and not result.control_is_first:
             own = next(adjusted)
         controls = [replace(each, difference=next(adjusted)) for each in result.controls]
+        if result.control_is_first:
+            own = next(each.difference for each in controls if each.network.name == results[0].model)
         changed.append(replace(result, difference=own, controls=controls))
     return changed
 

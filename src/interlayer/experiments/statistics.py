@@ -8,8 +8,9 @@ are therefore paired by seed. With their mean m and standard deviation s:
     Holm        of k tests with the p-values p_(1) <= ... <= p_(k): the i-th is adjusted to the maximum over j <= i of
                 min(1, (k - j + 1) p_(j)), so that at most one comparison in twenty reports any difference that does not
                 exist
-    seeds       the smallest n with P(T'_{n-1, δ sqrt(n) / s} > t(n - 1, 97.5%)) >= 80%: with so many seeds, the test
-                finds a difference of δ with that power. T' is noncentral t; the other tail is neglected
+    seeds       the smallest n with P(T'_{n-1, δ sqrt(n) / s} > t(n - 1, 1 - 2.5% / k)) >= 80%: with so many seeds, the
+                test finds a difference of δ with that power, even if it is the first of k in Holm's order. T' is
+                noncentral t; the other tail is neglected
 
 A difference is reported as noise if its adjusted p-value is not below 5%. With a single test this is the case if the
 interval contains zero. Intervals are individual also where several networks are compared; only the decision is
@@ -77,6 +78,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], resolutio
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return Difference(mean, None, None)
+    resolution *= 1 + 1e-9  # one more image with every seed is a difference of one image, whatever its rounding
     half_width = max(interval_half_width(differences), resolution)
     p = 1.0 if abs(mean) <= resolution else _p_value(differences)
     return Difference(mean, mean - half_width, mean + half_width, p, spread=statistics.stdev(differences))
@@ -122,7 +124,7 @@ def adjust(differences: Sequence[Difference]) -> list[Difference]:
     ]
 
 
-def seeds_needed(spread: float, difference: float = HALF_A_POINT) -> int:
+def seeds_needed(spread: float, difference: float = HALF_A_POINT, tests: int = 1) -> int:
     """Returns the number of seeds with which a paired t-test finds a difference with a power of 80%.
 
     See the module docstring for the formula.
@@ -130,6 +132,7 @@ def seeds_needed(spread: float, difference: float = HALF_A_POINT) -> int:
     Args:
         spread: standard deviation of the paired differences.
         difference: the difference to be found.
+        tests: the number of differences that are tested, to which the decision is adjusted.
 
     Returns:
         The number of seeds, at least 2 and at most `MANY_SEEDS`.
@@ -137,7 +140,7 @@ def seeds_needed(spread: float, difference: float = HALF_A_POINT) -> int:
     from scipy.special import nctdtr, stdtrit
 
     for seeds in range(2, MANY_SEEDS):
-        limit = float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2))
+        limit = float(stdtrit(seeds - 1, 1 - (1 - CONFIDENCE) / (2 * tests)))
         effect = difference * math.sqrt(seeds) / spread if spread else math.inf
         if effect > 100 or 1 - float(nctdtr(seeds - 1, effect, limit)) >= POWER:  # the function overflows far beyond
             return seeds
@@ -155,7 +158,7 @@ def seeds_sentence(differences: Sequence[Difference], metric: Metric, seeds: int
     spreads = [difference.spread for difference in differences if difference.spread is not None]
     if not metric.percent or not spreads:
         return ""
-    needed = seeds_needed(max(spreads))
+    needed = seeds_needed(max(spreads), tests=len(differences))
     most = f"{'up to ' if len(spreads) > 1 else ''}{metric.format_spread(max(spreads))} points"
     basis = f"paired differences spread by {most}"
     if needed <= seeds:

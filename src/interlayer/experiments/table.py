@@ -14,7 +14,10 @@ OVER_CONTROLS = 3  # the place of the column of differences to controls: beside 
 def network_titles(comparison: Comparison) -> list[str]:
     """Returns the names of the networks. A control is named by what it differs in from the network before it."""
     titles = {each.network.name: each.name for result in comparison.results for each in result.controls}
-    return [f"control {titles[result.model]}" if result.control_of else result.model for result in comparison.results]
+    return [  # a control that has no seed in common with its network has no difference to it yet
+        f"control {titles.get(result.model, result.model)}" if result.control_of else result.model
+        for result in comparison.results
+    ]
 
 
 def comparison_rows(comparison: Comparison) -> list[list[str]]:
@@ -70,7 +73,7 @@ def _note(comparison: Comparison) -> str:
     """Explains the columns of the table."""
     metric = comparison.metric
     unit = f", in {metric.unit}" if metric.unit else ""
-    shared = ", measured alone before the runs" if comparison.together > 1 else ""
+    seconds = "median seconds" if comparison.together == 1 else "seconds, measured alone before the runs"
     equal = ", as many as fit into the time of the slowest network" if comparison.equal_time else ""
     tests = len(comparison.tested)
     most = max(len(result.seeds) for result in comparison.results)
@@ -80,7 +83,7 @@ def _note(comparison: Comparison) -> str:
         f"{metric.title} on the test images, mean ± standard deviation over {seeds}; difference "
         f"to {comparison.results[0].model} pair by pair{unit}{adjusted}; change of blocks: how much of the outputs of "
         f"its blocks is the mechanism's; switched off: {metric.title} without the mechanism; MFLOPs: multiply-adds of "
-        f"one image; training: epochs{equal} x median seconds{shared}; memory: peak of a training step of one run, "
+        f"one image; training: epochs{equal} x {seconds}; memory: peak of a training step of one run, "
         f"with SGD; (1.20x): compared with {comparison.results[0].model}; the interval is about seeds, not about other "
         f"test images"
     )

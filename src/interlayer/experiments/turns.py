@@ -35,6 +35,10 @@ def in_turns(
                 break
             for entry in list(active):
                 trainer, steps = entry
+                if stopped is not None and trainer.loop is None:  # it has nothing to save, and would load its images
+                    trainer.close()
+                    active.remove(entry)
+                    continue
                 try:
                     progress = next(steps, None)
                 except Stopped as asked:

@@ -19,7 +19,7 @@ from .task import Task
 
 SHOWN_IMAGES = 24  # maximum number of images in a section of a report
 SHOWN_CLASSES = 50  # maximum number of classes in the table of an evaluation
-TOP5 = Metric("top5", percent=True, label="top 5")
+TOP5 = Metric("top5", percent=True, label="top 5", counts_images=True)
 
 
 class Classification(Task):
@@ -32,7 +32,7 @@ class Classification(Task):
     """
 
     name = "classification"
-    headline = Metric("accuracy", percent=True)
+    headline = Metric("accuracy", percent=True, counts_images=True)
     train_metrics = (headline,)
     eval_metrics: tuple[Metric, ...] = (headline, TOP5)
     candidates: list[int] | None = None

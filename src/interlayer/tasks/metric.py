@@ -13,15 +13,17 @@ class Metric:
     Args:
         name: the key in rows and summaries: ``train_NAME``, ``eval_NAME``, ``test[NAME]``.
         higher_is_better: whether a higher value is better.
-        percent: whether the metric is a fraction of the images. Its values are printed as percentages and its
-            differences as percentage points.
+        percent: whether the metric is a fraction. Its values are printed as percentages and its differences as
+            percentage points.
         label: the name in tables and curves; ``name`` if empty.
+        counts_images: whether the metric is a fraction of the images, so that it changes by one image at least.
     """
 
     name: str
     higher_is_better: bool = True
     percent: bool = False
     label: str = ""
+    counts_images: bool = False
 
     @property
     def title(self) -> str:
@@ -53,4 +55,4 @@ class Metric:
 
     def resolution(self, images: int) -> float:
         """Returns the smallest difference that ``images`` images can show; 0 if there is no such limit."""
-        return 1 / images if self.percent else 0.0
+        return 1 / images if self.counts_images else 0.0

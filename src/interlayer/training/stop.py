@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .processes import Processes
 
 RESERVE = 2.0  # seconds
+CHECKPOINTS = 5
 AGREE_STEPS = 20  # number of steps between two synchronizations of the stop request over ranks
 
 
@@ -59,9 +60,9 @@ class StopSignal:
 class TimeBudget:
     """Asks to stop before a time is up. Calling it returns whether it is time to stop.
 
-    It is called after every step. What is kept in reserve, for the checkpoints of all active runs, is twice the longest
-    time between two calls so far, which contains checkpoints, but at least `RESERVE` seconds; and at most a fifth of
-    the budget.
+    It is called after every step. What is kept in reserve, for the checkpoints of up to four runs that share a device,
+    is `CHECKPOINTS` times the longest time between two calls so far, which contains a checkpoint, but at least
+    `RESERVE` seconds; and at most a fifth of the budget.
 
     Args:
         budget: the time, such as "90s", "10m" or "1h30m".
@@ -78,7 +79,7 @@ class TimeBudget:
     def __call__(self) -> bool:
         now = self.clock()
         self.longest, self.last = max(self.longest, now - self.last), now
-        reserve = min(max(RESERVE, 2 * self.longest), self.seconds / 5)
+        reserve = min(max(RESERVE, CHECKPOINTS * self.longest), self.seconds / 5)
         self.spent = self.spent or now + reserve >= self.began + self.seconds
         return self.spent
 
