@@ -296,6 +296,13 @@ def test_a_map_is_zero_where_nothing_speaks_for_the_class():
     assert found.maps.isfinite().all()
 
 
+def test_without_contrast_no_network_is_run_on_no_images():
+    """A classifier that starts at zero has no gradient, and Swin does not take an empty batch."""
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(1, 1, 1, 1))
+    nn.init.zeros_(model.head.fc.weight)
+    assert not class_activation(model.eval(), torch.rand(1, 3, 64, 64), method="group_cam").maps.any()
+
+
 # Errors
 
 

@@ -34,10 +34,20 @@ def test_divergence_is_the_mean_over_images_and_heads_not_that_of_the_mean():
 
 
 def test_a_score_that_underflows_does_not_make_the_divergence_infinite():
-    found = score_divergence(matrix([1.0], [1.0, 0.0], [0.5, 0.3, 0.2]).repeat(1, 2, 1, 1))
-    assert found.isnan().all(), "no image or head reads the second layer"
     scores = torch.cat((matrix([1.0], [1.0, 0.0], [0.5, 0.3, 0.2]), matrix([1.0], [0.5, 0.5], [0.5, 0.3, 0.2])), dim=1)
     assert 0 < float(score_divergence(scores)[2]) < 20
+
+
+def test_a_layer_that_is_read_with_a_weight_of_zero_is_not_left_out():
+    """Otherwise layers that attend to different ones would seem to attend alike."""
+    zero, small = (matrix([1.0], [0.3, 0.7], [w, 0.5, 0.5], [0.9, 0.05, 0.03, 0.02]) for w in (0.0, 1e-30))
+    assert float(score_divergence(zero)[3]) == pytest.approx(float(score_divergence(small)[3]))
+    assert float(score_divergence(zero)[3]) > 10
+    read = torch.ones(4, 4).tril() > 0
+    read[2:, 0] = False
+    expected = 0.625 * math.log(0.625 / 0.5) + 0.375 * math.log(0.375 / 0.5)
+    assert float(score_divergence(zero, read)[3]) == pytest.approx(expected), "a layer that is not read is left out"
+    assert not score_divergence(matrix([1.0], [0.0, 1.0], [0.0, 0.0, 1.0]))[2].isnan(), "nothing is divided by zero"
 
 
 def attached(mechanism, **options):

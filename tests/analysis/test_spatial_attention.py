@@ -299,6 +299,60 @@ def test_the_network_is_left_as_it_was():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("part", ["forward_features", "forward_intermediates"])
+def test_a_part_of_a_network_has_the_weights_of_the_whole(part):
+    """Its modules run one after another, and tokens [B, N, C] must not be taken for a list of images."""
+    model = make("vit_tiny_patch16_224")
+    expected = attention_maps(model, IMAGES)
+    found = attention_maps(model, IMAGES, forward=lambda m, images: getattr(m, part)(images))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.queries.prefix, ours.queries.grid) == (theirs.queries.prefix, theirs.queries.grid) == (1, (4, 4))
+        torch.testing.assert_close(ours.weights, theirs.weights)
+
+
+def test_capturing_dropout_changes_nothing_and_gives_the_weights_before_it():
+    model = torchvision.models.VisionTransformer(64, 16, 1, 2, 16, 32, attention_dropout=0.5, num_classes=5).train()
+
+    def run():
+        torch.manual_seed(1)
+        return model(IMAGES)
+
+    expected = run()
+    with capture_attention(model) as found:
+        torch.testing.assert_close(run(), expected)
+    torch.testing.assert_close(found[0].weights.sum(-1), torch.ones(2, 2, 17))
+    assert not found[0].weights.requires_grad
+
+
+def test_weights_that_the_network_changes_in_place_are_kept():
+    class Halved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.qkv = nn.Conv2d(3, 8, 16, 16), nn.Linear(8, 24)
+
+        def forward(self, images):
+            q, k, v = self.qkv(self.embed(images).flatten(2).transpose(1, 2)).chunk(3, -1)
+            weights = (q[:, None] @ k[:, None].transpose(-2, -1)).softmax(-1)
+            weights *= 0.5
+            return weights @ v[:, None]
+
+    (found,) = attention_maps(Halved().eval(), IMAGES)
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(2, 1, 16))
+
+
+def test_a_few_patches_are_no_class_tokens():
+    """The last stage of Hiera has four patches, whose places are not known."""
+    model = timm.create_model("hiera_tiny_224", img_size=64, num_classes=5).eval()
+    assert attention_maps(model, IMAGES)[-1].queries.prefix == 0
+
+
+def test_queries_with_a_stride_are_where_their_pixels_are():
+    layer = interlayer.mechanisms.HaloAttention2d(8, heads=1, block=4, halo=1, stride=2)
+    (each,) = attention_maps(layer, torch.randn(2, 8, 8, 8))
+    queries, keys = each.queries.positions(), each.keys.positions()
+    torch.testing.assert_close(queries.view(4, 4, 2), keys.view(8, 8, 2)[::2, ::2])
+
+
 def test_capture_follows_several_passes_and_reduces_each_attention():
     model = make("vit_tiny_patch16_224")
     with torch.no_grad(), capture_attention(model, reduce=lambda each: each.weights.mean()) as found:

@@ -10,6 +10,7 @@ from torch import nn
 import interlayer
 from interlayer.hosts import (
     MECHANISMS,
+    AttachError,
     Control,
     Mechanism,
     controls_of,
@@ -108,6 +109,13 @@ def echo():
     register_mechanism("echo", Mechanism(kind_in_blocks("echo", "echo"), EchoOptions, place, "an echo", controls))
     yield "echo"
     del MECHANISMS["echo"]
+
+
+def test_a_control_that_nothing_would_read_is_refused():
+    """Without exchange only the classifier reads RLA's state, and a feature extractor has none."""
+    model = timm.create_model("resnet18", features_only=True)
+    with pytest.raises(AttachError, match="has no classifier, and with exchange=False nothing else would read"):
+        interlayer.attach(model, "rla", exchange=False)
 
 
 def test_a_mechanism_from_outside_names_its_controls(echo):

@@ -248,4 +248,6 @@ def _distances(each: AttentionMap, weights: Tensor, per_query: bool) -> Tensor |
     total = per_window.sum(1) * weights.shape[-2]
     if per_query:
         return total / len(queries)
-    return total / (len(queries) * len(keys) - (len(queries) if each.queries.grid == each.keys.grid else 0))
+    sizes = [tokens.pixels or tokens.grid for tokens in (each.queries, each.keys)]
+    are_keys = sizes[0] == sizes[1]  # every query is at the place of a key, to which its distance is not counted
+    return total / (len(queries) * len(keys) - (len(queries) if are_keys else 0))

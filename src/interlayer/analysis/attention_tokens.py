@@ -33,18 +33,22 @@ class Tokens:
             no others.
         windows: for attention in windows, the position of every token in the grid, row by row, [windows, tokens]; -1
             for tokens outside the map. None if all tokens of the grid attend to each other, or if unknown.
+        stride: token (i, j) of the grid is the pixel (i stride, j stride) of a larger map.
+        pixels: height and width of that map; None if it is the grid itself.
     """
 
     prefix: int = 0
     grid: Grid | None = None
     windows: Tensor | None = None
+    stride: int = 1
+    pixels: Grid | None = None
 
     def positions(self) -> Tensor | None:
         """Returns the centers of the tokens of the grid as fractions of its height and width, [H W, 2], or None."""
         if self.grid is None:
             return None
-        height, width = self.grid
-        return torch.cartesian_prod((torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width)
+        sides = zip(self.grid, self.pixels or self.grid, strict=True)
+        return torch.cartesian_prod(*((torch.arange(count) * self.stride + 0.5) / size for count, size in sides))
 
 
 def tokens_on_grid(count: int, grids: Sequence[Grid]) -> Tokens:
@@ -59,7 +63,7 @@ def tokens_on_grid(count: int, grids: Sequence[Grid]) -> Tokens:
     if fitting:
         grid = max(fitting, key=lambda grid: sizes[grid])
         return Tokens(count - sizes[grid], grid)
-    return Tokens(count if count < MAX_PREFIX else 0)
+    return Tokens(1 if count == 1 else 0)  # a class token that attends alone
 
 
 class Moved(NamedTuple):

@@ -139,6 +139,7 @@ class AttentionWatch(TorchFunctionMode):
         self.names = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
         self.stack: list[nn.Module] = []  # the modules that are running, innermost last
         self.current: ForwardPass | None = None
+        self.first: nn.Module | None = None  # with which the forward pass began
         self.channel_attentions = 0
         self.watched: dict[Any, Callable[..., None]] = {
             F.scaled_dot_product_attention: self._fused,
@@ -164,8 +165,12 @@ class AttentionWatch(TorchFunctionMode):
         if module is self.model:
             self.stack.clear()  # not empty if the network was left by an error
         arguments = (*release(args), *release(kwargs).values())
-        if not self.stack:
-            self.current = _forward_pass(arguments) or self.current
+        # Where a part of the network is called, such as forward_features, modules run one after another, and only the
+        # first one gets images; the others may get tokens, which look like a list of images.
+        if not self.stack and (self.current is None or module in (self.model, self.first)):
+            begun = _forward_pass(arguments)
+            if begun is not None:
+                self.current, self.first = begun, module
         self.stack.append(module)
         if self.current is not None and arguments and isinstance(arguments[0], Tensor) and arguments[0].dim() == 3:
             stated = list(grids_in(arguments[1:], arguments[0].shape[1]))
@@ -217,8 +222,9 @@ class AttentionWatch(TorchFunctionMode):
 
     def _multi_head(self, current: ForwardPass, result: Any, *args: Any, **kwargs: Any) -> None:
         bound = _MULTI_HEAD.bind(*args, **kwargs)
-        bound.arguments |= {"need_weights": True, "average_attn_weights": False}
-        _, weights = F.multi_head_attention_forward(*bound.args, **bound.kwargs)
+        bound.arguments |= {"need_weights": True, "average_attn_weights": False, "training": False}  # without dropout
+        with torch.no_grad():
+            _, weights = F.multi_head_attention_forward(*bound.args, **bound.kwargs)
         assert weights is not None
         self._attention(current, tuple(weights.shape), lambda: weights)
 
@@ -261,7 +267,11 @@ class AttentionWatch(TorchFunctionMode):
     ) -> tuple[Tokens, Tokens]:
         """Returns what the queries and the keys are."""
         if hasattr(module, "attention_windows"):
-            return tuple(Tokens(0, *each) for each in module.attention_windows(*current.grids[-1]))  # type: ignore[return-value]
+            pixels = current.grids[-1]
+            of_queries, of_keys = (
+                Tokens(0, grid, places, stride, pixels) for grid, places, stride in module.attention_windows(*pixels)
+            )
+            return of_queries, of_keys
         of_windows = [self._moved_tokens(current, count, windows or 1) for count in (queries, keys)]
         if windows is not None or any(_is_rearranged(tokens) for tokens in of_windows):
             return of_windows[0], of_windows[1]

@@ -59,7 +59,7 @@ def group_cam(
     base = probability(blurred)
     advance(1)
     total = image.new_zeros(image.shape[-2:], dtype=torch.float32)
-    for batch in masks.split(batch_size):
+    for batch in masks.split(batch_size) if len(masks) else ():
         weights = batch[:, None].to(image.dtype)
         gains = probability(image * weights + blurred * (1 - weights)) - base
         total += torch.einsum("g,ghw->hw", gains.float(), batch)

@@ -26,12 +26,15 @@ class StageScores:
         magnitudes: [B, heads, T, T]; the mean absolute weight over the channels of a head, where `scores` is the mean.
             They differ if the channels of a head have weights of both signs, as lambda has in MRLA-light. Default: the
             absolute values of `scores`.
+        reads: [T, T]; whether layer t reads layer s, even if with a weight of zero. Default: every layer before it and
+            itself.
     """
 
     name: str
     blocks: tuple[str, ...]
     scores: Tensor
     magnitudes: Tensor | None = None
+    reads: Tensor | None = None
 
     def parts(self, head: int | None = None) -> tuple[Tensor, Tensor]:
         """Returns the means of the positive and of the negative weights over images, heads and channels, [T, T] each.
@@ -94,8 +97,8 @@ def layer_scores(model: nn.Module, images: Tensor) -> list[StageScores]:
             )
         rows = [captured[names[id(mechanism)]].float() for mechanism in mechanisms]
         light = isinstance(mechanisms[0], MRLALight)
-        matrices = _light_matrices(rows, mechanisms) if light else (_matrix(rows, mechanisms), None)
-        result.append(StageScores(stage_name(blocks), blocks, *matrices))
+        scores, magnitudes = _light_matrices(rows, mechanisms) if light else (_matrix(rows, mechanisms), None)
+        result.append(StageScores(stage_name(blocks), blocks, scores, magnitudes, _reads(mechanisms)))
     return result
 
 
@@ -115,6 +118,21 @@ def attention_stages(model: nn.Module) -> list[list[tuple[str, LayerAttention]]]
     return [layers for _, layers in sorted(stages.items())]
 
 
+def _reads(mechanisms: list[LayerAttention]) -> Tensor:
+    """Returns which layer reads which, [T, T]."""
+    reads = torch.eye(len(mechanisms), dtype=torch.bool)
+    for t, last in enumerate(mechanisms):
+        for s in range(t - 1, -1, -1):
+            # MRLA-light reads through the layers between; the others keep all earlier layers
+            reader = mechanisms[s + 1] if isinstance(last, MRLALight) else last
+            if not reader.cross_layer or not getattr(reader, "memory", True):
+                break
+            reads[t, s] = True
+            if getattr(reader, "reads_shortcut", False):
+                break
+    return reads
+
+
 def _matrix(rows: list[Tensor], mechanisms: list[LayerAttention]) -> Tensor:
     padded = []
     for layer, (row, mechanism) in enumerate(zip(rows, mechanisms, strict=True)):
@@ -128,14 +146,14 @@ def _light_matrices(rows: list[Tensor], mechanisms: list[LayerAttention]) -> tup
     gates = [row[..., 0] for row in rows]  # [B, heads] each, positive
     batch, heads = gates[0].shape
     means = gates[0].new_zeros(batch, heads, len(gates), len(gates))
-    magnitudes = torch.zeros_like(means)
+    magnitudes, reads = torch.zeros_like(means), _reads(mechanisms)
     for t, gate in enumerate(gates):
         means[:, :, t, t] = magnitudes[:, :, t, t] = gate
         carried = torch.ones(mechanisms[t].channels, device=gate.device)
         for s in range(t - 1, -1, -1):
             reader = mechanisms[s + 1]
             assert isinstance(reader, MRLALight)
-            if not reader.memory or not reader.cross_layer:
+            if not reads[t, s]:
                 break
             if reader.decay is not None:
                 carried = carried * reader.decay.float()
@@ -143,8 +161,6 @@ def _light_matrices(rows: list[Tensor], mechanisms: list[LayerAttention]) -> tup
             factor = 1 if reader.reads_shortcut else gates[s]
             means[:, :, t, s] = by_head.mean(-1) * factor
             magnitudes[:, :, t, s] = by_head.abs().mean(-1) * factor
-            if reader.reads_shortcut:
-                break
     return means, magnitudes
 
 

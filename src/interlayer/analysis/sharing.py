@@ -48,20 +48,23 @@ class StageSharing:
         return [block for divergence, block in ordered if divergence <= threshold]
 
 
-def score_divergence(scores: Tensor) -> Tensor:
+def score_divergence(scores: Tensor, reads: Tensor | None = None) -> Tensor:
     """Returns KL(p_t || p_{t-1}) for every layer of a stage, averaged over images and heads.
 
     Args:
         scores: [B, heads, T, T], not negative; row t contains the weights of the layers s <= t.
+        reads: [T, T]; whether layer t reads layer s. A weight of zero that is read is a small one, one that is not read
+            is left out. Default: every layer reads all layers before it.
 
     Returns:
         [T] in nats; NaN for a layer that has fewer than two layers in common with the layer before.
     """
     layers = scores.shape[-1]
+    reads = torch.ones(layers, layers).tril() > 0 if reads is None else reads
     result = torch.full((layers,), math.nan, dtype=torch.float64)
     for t in range(2, layers):
         rows = scores[:, :, t - 1 : t + 1, :t].double()  # the layers before t, as read by t - 1 and by t
-        common = (rows > 0).flatten(0, 1).any(0).all(0)
+        common = reads[t - 1 : t + 1, :t].all(0)
         if int(common.sum()) < 2:
             continue
         before, own = _distribution(rows[:, :, 0, common]), _distribution(rows[:, :, 1, common])
@@ -70,7 +73,8 @@ def score_divergence(scores: Tensor) -> Tensor:
 
 
 def _distribution(weights: Tensor) -> Tensor:
-    return (weights / weights.sum(-1, keepdim=True).clamp(min=SMALLEST)).clamp(min=SMALLEST)
+    total = weights.sum(-1, keepdim=True)  # zero if only the layer itself has a weight
+    return (weights / total).where(total > 0, 1 / weights.shape[-1]).clamp(min=SMALLEST)
 
 
 def score_sharing(stages: Sequence[StageScores]) -> list[StageSharing]:
@@ -89,7 +93,7 @@ def score_sharing(stages: Sequence[StageScores]) -> list[StageSharing]:
         magnitudes = stage.scores.abs() if stage.magnitudes is None else stage.magnitudes
         found = [
             (block, float(divergence))
-            for block, divergence in zip(stage.blocks, score_divergence(magnitudes), strict=True)
+            for block, divergence in zip(stage.blocks, score_divergence(magnitudes, stage.reads), strict=True)
             if not math.isnan(divergence)
         ]
         if found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -126,7 +126,8 @@ def _watching(
 
     def keep(*facts: Any) -> None:
         each = AttentionMap(*facts)
-        found.append(each if reduce is None else reduce(each))
+        # The network may change the weights of a softmax in place after it.
+        found.append(replace(each, weights=each.weights.clone()) if reduce is None else reduce(each))
 
     watch = AttentionWatch(model, keep)
     before, after = dict.fromkeys(model.modules(), watch.enter), dict.fromkeys(model.modules(), watch.leave)

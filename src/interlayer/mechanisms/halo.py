@@ -140,14 +140,14 @@ class HaloAttention2d(nn.Module):
         )
         return result if stride == self.stride else F.avg_pool2d(result, self.stride, ceil_mode=True)
 
-    def attention_windows(self, height: int, width: int) -> tuple[tuple[tuple[int, int], Tensor], ...]:
-        """Returns the size of the map of queries and the positions of each block's queries in it, and the same of keys.
+    def attention_windows(self, height: int, width: int) -> tuple[tuple[tuple[int, int], Tensor, int], ...]:
+        """Returns the size of the map of queries, the positions of each block's queries in it and their stride.
 
-        See `interlayer.ops.halo_windows`.
+        The same of keys follows, whose stride is one. See `interlayer.ops.halo_windows`.
         """
         stride = self.stride if self.downsampling == "queries" else 1
         queries, keys = ops.halo_windows(height, width, block=self.block, halo=self.halo, stride=stride)
-        return ((-(-height // stride), -(-width // stride)), queries), ((height, width), keys)
+        return ((-(-height // stride), -(-width // stride)), queries, stride), ((height, width), keys, 1)
 
     @torch.no_grad()
     def resize(self, block: int, halo: int) -> None:

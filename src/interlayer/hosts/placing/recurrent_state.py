@@ -130,6 +130,8 @@ def place_recurrent_state(
     if chosen["insert"] == "shortcut" and not all(_has_shortcut(block) for block in blocks):
         raise AttachError(f"{name} has blocks without a shortcut: insert='shortcut' has nothing to read there")
     head = _find_head(model, preactivated)
+    if head is None and not chosen["exchange"]:
+        raise AttachError(f"{name} has no classifier, and with exchange=False nothing else would read the state")
     if head is not None and head.at is not None:
         head_input = next((call.input for call in calls if call.module is head.at), None)
         if head_input is not stages[-1][-1].output:
