@@ -1,14 +1,17 @@
 """Runs stop in time and anywhere, and go on as if they had never stopped."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from run_folders import assert_same_run
 
 from interlayer.experiments.turns import in_turns
 from interlayer.training import Stopped, train
+from interlayer.training.logs import read_metrics
 from interlayer.training.stop import RESERVE, TimeBudget, parse_duration
 
 
@@ -70,6 +73,26 @@ def test_a_run_that_is_stopped_in_an_evaluation_repeats_it(small, digit_files, t
     assert not (tmp_path / "cut" / "summary.json").exists()
     train(recipe, tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("what", ["training", "evaluating"])
+def test_the_time_of_an_epoch_that_was_stopped_counts_what_was_before(small, tmp_path, what):
+    """Otherwise the epochs of a run in pieces would seem quick, and one that was evaluated later to take no time."""
+    recipe = small(epochs=1, eval_batch_size=16, validation=40)
+
+    def show(progress):
+        if progress.what == "training":
+            time.sleep(0.2)
+
+    stop, seen = stopping(lambda progress: progress.what == what and progress.step >= 2)
+    with pytest.raises(Stopped):
+        train(recipe, tmp_path, stop=stop, show=lambda progress: (show(progress), seen(progress)))
+    train(recipe, tmp_path, resume=True)
+    (row,) = read_metrics(tmp_path)
+    steps = row["step"]
+    assert row["seconds"] > 0.2 * (2 if what == "training" else steps - 1)
+    assert row["images_per_second"] == pytest.approx(steps * recipe.batch_size / row["seconds"], rel=1e-3)
+    assert json.loads((tmp_path / "summary.json").read_text())["seconds"] >= row["seconds"]
 
 
 class FakeTrainer:

@@ -121,7 +121,8 @@ class RunState:
         best: the epoch with the best headline metric on the validation split, and that value; None without a validation
             split.
         best_weights: the weights after that epoch.
-        seconds: time spent in training and evaluation.
+        seconds: time spent in training and evaluation of complete epochs.
+        epoch_seconds: time spent in training in the epoch that is not complete.
     """
 
     epoch: int = 0
@@ -130,6 +131,7 @@ class RunState:
     best: dict[str, float] | None = None
     best_weights: dict[str, Tensor] | None = None
     seconds: float = 0.0
+    epoch_seconds: float = 0.0
 
     def keep_best(self, setup: TrainingSetup, row: dict[str, Any]) -> None:
         """Keeps the current weights if this row is the best so far. Does nothing without a validation split.
@@ -173,6 +175,7 @@ def save_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums, st
             "rows": state.rows,
             "best": state.best,
             "seconds": state.seconds,
+            "epoch_seconds": state.epoch_seconds if step else 0.0,
             "bad_images": setup.data.problems.found,
         }
         checkpoints.save(state.epoch * setup.batches.steps + step, setup.network, weights, saved)
@@ -238,4 +241,5 @@ def restore_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums)
     setup.data.problems.found.update(saved["bad_images"])
     restore_random_state(rank_state["random"], setup.device)
     best_weights = dict(weights["best"]) if "best" in weights else None
-    return RunState(epoch, step, saved["rows"], saved["best"], best_weights, saved["seconds"])
+    seconds = saved["seconds"], saved.get("epoch_seconds", 0.0)  # earlier versions do not know the latter
+    return RunState(epoch, step, saved["rows"], saved["best"], best_weights, *seconds)

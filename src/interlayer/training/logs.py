@@ -35,7 +35,6 @@ def epoch_row(
     totals: Totals,
     scores: Scores | None,
     clock: EpochClock,
-    seconds: float,
     eval_seconds: float,
 ) -> dict[str, Any]:
     """Returns the row of one epoch, with an entry for each of `columns`.
@@ -43,8 +42,8 @@ def epoch_row(
     Args:
         totals: the sums of the epoch's training steps.
         scores: the evaluation after the epoch; None if there was none, whose entries are NaN.
-        clock: measures the rate of the epoch.
-        seconds, eval_seconds: the time spent in training and in evaluation.
+        clock: measures the time and the rate of the epoch.
+        eval_seconds: the time spent in evaluation.
     """
     steps = setup.batches.steps
     evaluated = {} if scores is None else scores.metrics
@@ -56,9 +55,9 @@ def epoch_row(
         **{f"train_{name}": mean for name, mean in totals.means.items()},
         **({"eval_loss": evaluated.get("loss", math.nan)} if setup.task.evaluates_loss else {}),
         **{f"eval_{metric.name}": evaluated.get(metric.name, math.nan) for metric in setup.task.eval_metrics},
-        "seconds": seconds,
+        "seconds": clock.epoch_seconds,
         "eval_seconds": eval_seconds,
-        "images_per_second": clock.rate(steps, seconds),
+        "images_per_second": clock.epoch_rate,
     }
 
 

@@ -47,15 +47,33 @@ class EpochClock:
         start: the step at which this process enters the epoch.
         steps: number of steps in a complete epoch.
         batch_size: number of images in a step, over all ranks.
+        before: the seconds that the steps before it took; 0 if they are not known.
     """
 
-    def __init__(self, start: int, steps: int, batch_size: int) -> None:
-        self.start, self.steps, self.batch_size = start, steps, batch_size
+    def __init__(self, start: int, steps: int, batch_size: int, before: float = 0.0) -> None:
+        self.start, self.steps, self.batch_size, self.before = start, steps, batch_size, before
         self.began = time.perf_counter()
+        self.ended: float | None = None
+
+    def stop(self) -> None:
+        """Ends the epoch. What follows is not counted."""
+        self.ended = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.began
+        """The time since this process entered the epoch."""
+        return (self.ended or time.perf_counter()) - self.began
+
+    @property
+    def epoch_seconds(self) -> float:
+        """The time of the epoch, also before this process."""
+        return self.before + self.seconds
+
+    @property
+    def epoch_rate(self) -> float:
+        """The images per second of the complete epoch."""
+        steps = self.steps if self.before else self.steps - self.start
+        return steps * self.batch_size / self.epoch_seconds
 
     def rate(self, step: int, seconds: float) -> float:
         """Returns the images per second, if ``step`` steps of the epoch are done after ``seconds``."""

@@ -155,7 +155,7 @@ class TrainingLoop:
         if start == 0:
             sums.restart(0)
         setup.train()
-        self.clock = EpochClock(start, steps, setup.recipe.batch_size)
+        self.clock = EpochClock(start, steps, setup.recipe.batch_size, self.state.epoch_seconds)
         if start == steps:  # the run was stopped in the evaluation after this epoch
             setup.set_lr(epoch, steps - 1)
             self.step.check_loss(epoch)
@@ -181,11 +181,12 @@ class TrainingLoop:
         setup, state = self.setup, self.state
         if setup.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        seconds, totals, began = self.clock.seconds, self.step.sums.totals, time.perf_counter()
+        self.clock.stop()
+        totals, began = self.step.sums.totals, time.perf_counter()
         scores = None
         if (epoch + 1) % setup.recipe.eval_every == 0 or epoch + 1 == setup.recipe.epochs:
             scores = yield from self._evaluate(setup.held_out, "evaluating", epoch)
-        row = epoch_row(setup, epoch, totals, scores, self.clock, seconds, time.perf_counter() - began)
+        row = epoch_row(setup, epoch, totals, scores, self.clock, time.perf_counter() - began)
         state.rows.append(row)
         state.seconds += row["seconds"] + row["eval_seconds"]
         if scores is not None:
@@ -244,6 +245,7 @@ class TrainingLoop:
         if step:
             self.step.check_loss(epoch)
         self.state.epoch, self.state.step = epoch, step
+        self.state.epoch_seconds = self.clock.epoch_seconds if step else 0.0
         save_run(self.folder.checkpoints, self.setup, self.step.sums, self.state)
 
     def _progress(self, what: str, epoch: int, step: int) -> Progress:
