@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import threading
 import time
 from functools import partial
@@ -19,7 +18,6 @@ from interlayer.experiments.explorer import Explorer, ExplorerError, enlarged, r
 from interlayer.experiments.pretrained import PretrainedNetwork
 from interlayer.experiments.shown_images import show_photograph
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 CPU = torch.device("cpu")
 SMALL = {
     "transformer": ("vit_tiny_patch16_224+mrla_base", ["image_size=64", "model_options={depth: 4}"]),
@@ -146,26 +144,6 @@ def served():
     page, address = serve_explorer(explorer, wait=False)
     yield explorer, address
     page.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("chromium and chromedriver are not installed: no browser to open the explorer in")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1300,1400"
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.set_script_timeout(60)
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture

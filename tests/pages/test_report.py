@@ -11,25 +11,6 @@ from interlayer.pages import figures, write_comparison_report, write_run_report
 from interlayer.tasks import make_task
 from interlayer.training.summary import read_contribution, read_summary
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("chromium and chromedriver are not installed: no browser to open the report in")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
-
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_report import browser  # noqa: F401  a fixture
 
 from interlayer.analysis import PERTURBATIONS, PerturbedScore
 from interlayer.experiments import Robustness, robustness_table
@@ -84,7 +83,7 @@ def test_small_images_are_not_compressed(tmp_path):
     assert text.count("class=small") == len(CONDITIONS) + len(PERTURBATIONS["fgsm"].strengths)
 
 
-def test_it_renders_without_errors_without_a_network_and_on_a_phone(browser, page):  # noqa: F811
+def test_it_renders_without_errors_without_a_network_and_on_a_phone(browser, page):
     size = {"width": 390, "height": 844, "deviceScaleFactor": 3, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
