@@ -35,12 +35,9 @@ def in_turns(
                 break
             for entry in list(active):
                 trainer, steps = entry
-                if stopped is not None and trainer.loop is None:  # it has nothing to save, and would load its images
-                    trainer.close()
-                    active.remove(entry)
-                    continue
+                unloaded = trainer.loop is None  # after a stop it has nothing to save, and would load its images
                 try:
-                    progress = next(steps, None)
+                    progress = None if stopped is not None and unloaded else next(steps, None)
                 except Stopped as asked:
                     stopped, progress = asked, None
                 if progress is None:

@@ -84,16 +84,14 @@ class FeatureMaps(nn.Module):
         try:  # some of these networks take multiples of their size, so that only they know whether this one fits
             return self._maps(images)
         except (RuntimeError, AssertionError) as error:
-            height, width = images.shape[-2:]
-            if height == width == self.only_size:
+            (height, width), size = images.shape[-2:], self.only_size
+            if height == width == size:
                 raise
-            raise ModelError(f"expected {self.size_requirement()}, got {height} x {width}: {reason(error)}") from error
-
-    def size_requirement(self) -> str:
-        """Returns the images that a network with an `only_size` takes, for a message."""
-        config, size = self.pretrained_cfg, self.only_size
-        name = config.get("architecture") or type(self.network).__name__
-        return f"images of {size} x {size} pixels, for which {name} was built"
+            name = self.pretrained_cfg.get("architecture") or type(self.network).__name__
+            raise ModelError(
+                f"expected images of {size} x {size} pixels, for which {name} was built, got {height} x {width}: "
+                f"{reason(error)}"
+            ) from error
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         network: Any = self.network
