@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -189,6 +189,8 @@ def measure(model: nn.Module, setting: Setting, progress: Callable[[str], None] 
     progress("warming up")
     for _ in range(3 if setting.compile or setting.device != "cpu" else 1):
         train_step()
+    if setting.compile:
+        _time_inference(run, model, images, replace(setting, steps=1, graph=False))
     progress("memory")
     memory = _peak_memory(train_step, model, optimizer, setting.device)
     progress("training step")

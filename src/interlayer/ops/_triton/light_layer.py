@@ -133,7 +133,7 @@ def run_end(
     active = kept_sums(x, shape.most_sums, 2) if end is not None and differentiated else None
     if pooled or end is not None:
         run_kernel(
-            end_kernel, shape.pixel_programs,
+            end_kernel, shape.end_programs,
             x, either(shortcut, x), either(tables, sums), stored, sums, either(active, sums), *(running or (sums,) * 8),
             shape.pixels, shape.segment_pixels, shape.tiles.segments, shape.channels,
             norm.eps if end is None else end.eps, norm.eps,

@@ -25,9 +25,11 @@ ELEMENTS = 512  # of a tile: pixels of a row times channels
 WIDEST = 8  # pixels of a row that a program holds at once
 PER_WARP = 128  # elements of a tile
 STAGES = 4  # rows that are loaded ahead
-PIXEL_CHANNELS = 64  # of a tile of a program that has no rows
-PIXEL_ELEMENTS = 1024  # of such a tile: pixels times channels
-END_ELEMENTS = 2048
+PIXEL_CHANNELS = 128  # of a tile of a program that has no rows
+PIXEL_ELEMENTS = 2048  # of such a tile: pixels times channels
+END_CHANNELS = 512
+END_ELEMENTS = 4096
+FEW_CHANNELS = 64  # of these tiles in small batches, which need many programs, with half as many elements
 END_STAGES = 3
 FINISH_STAGES = 1
 FINISH_PIXELS = 256  # of a program
@@ -129,18 +131,22 @@ class MapShape:
     @cached_property
     def pixel_constants(self) -> dict[str, Any]:
         """The constants of a kernel for which the pixels of a sample have no order."""
-        channels = min(PIXEL_CHANNELS, max(16, power_of_2(self.channels)))
-        return {"PIXELS": PIXEL_ELEMENTS // channels, "CHANNELS": channels, "ACC": TYPES[self.acc]}
+        return self._pixel_constants(PIXEL_CHANNELS, PIXEL_ELEMENTS)
 
     @cached_property
     def end_constants(self) -> dict[str, Any]:
-        channels = self.pixel_constants["CHANNELS"]
-        return {**self.pixel_constants, "PIXELS": END_ELEMENTS // channels, "STAGES": END_STAGES}
+        return {**self._pixel_constants(END_CHANNELS, END_ELEMENTS), "STAGES": END_STAGES}
+
+    def _pixel_constants(self, channels: int, elements: int) -> dict[str, Any]:
+        if self.batch <= SMALL_BATCH:
+            channels, elements = FEW_CHANNELS, elements // 2
+        channels = min(channels, max(16, power_of_2(self.channels)))
+        return {"PIXELS": elements // channels, "CHANNELS": channels, "ACC": TYPES[self.acc]}
 
     @cached_property
-    def pixel_programs(self) -> tuple[int]:
+    def end_programs(self) -> tuple[int]:
         """The grid of a kernel whose programs take some channels of a segment."""
-        return (self.batch * self.tiles.segments * pieces(self.channels, self.pixel_constants["CHANNELS"]),)
+        return (self.batch * self.tiles.segments * pieces(self.channels, self.end_constants["CHANNELS"]),)
 
     @cached_property
     def finish_programs(self) -> tuple[int]:
