@@ -23,6 +23,7 @@ SIZES = ["height", "width", "rows", "pixels", "total_pixels", "pixels_per_segmen
 # Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
 ELEMENTS = 512  # of a tile: pixels of a row times channels
 WIDEST = 8  # pixels of a row that a program holds at once
+PADDING = 16  # at most one column or channel of a tile in as many lies outside the map
 PER_WARP = 128  # elements of a tile
 STAGES = 4  # rows that are loaded ahead
 PIXEL_CHANNELS = 128  # of a tile of a program that has no rows
@@ -66,7 +67,8 @@ class Tiles(NamedTuple):
 
 
 def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
-    columns = min(WIDEST, power_of_2(width))
+    # Small batches have too few programs for tiles of many channels.
+    columns = _most_columns(width) if batch <= SMALL_BATCH else _columns_of_tile(channels, width)
     block = _channels_of_tile(channels, columns)
     chunks = pieces(channels, block)
     samples = max(1, min(PIXELS_PER_PROGRAM // (height * width), batch * chunks // PROGRAMS))
@@ -78,8 +80,28 @@ def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
     return Tiles(columns, block, chunks, samples, groups, pieces(height, rows), rows, warps)
 
 
+def _columns_of_tile(channels: int, width: int) -> int:
+    # Rows of 28 pixels need tiles of 4, rows of 14 tiles of 2: columns beside the map take as long as those in it. But
+    # few channels fill a tile only with many columns.
+    widest = _most_columns(width)
+    return max(_fitting(width, widest), min(widest, ELEMENTS // power_of_2(channels)))
+
+
+def _most_columns(width: int) -> int:
+    return min(WIDEST, power_of_2(width))
+
+
 def _channels_of_tile(channels: int, columns: int) -> int:
-    return min(max(16, power_of_2(channels)), max(32, ELEMENTS // columns))
+    most = max(32, ELEMENTS // columns)
+    block = max(16, power_of_2(channels))
+    return block if block <= most else max(32, _fitting(channels, most))
+
+
+def _fitting(size: int, most: int) -> int:
+    """Returns the largest power of two of at most ``most`` that divides ``size`` with little padding."""
+    while PADDING * (pieces(size, most) * most - size) > size:
+        most //= 2
+    return most
 
 
 @dataclass(frozen=True)
@@ -184,7 +206,7 @@ def bound_of_sums(batch: int, channels: int, width: int) -> int:
 
     It is linear in the batch size, which may be a symbol to torch.compile.
     """
-    columns = min(WIDEST, power_of_2(width)) if isinstance(width, int) else 1
+    columns = _columns_of_tile(channels, width) if isinstance(width, int) else 1
     return batch + PROGRAMS // pieces(channels, _channels_of_tile(channels, columns))
 
 
