@@ -168,3 +168,29 @@ def test_segments_fill_a_gpu_and_their_sums_fit(batch, monkeypatch):
         assert tiles.rows * tiles.segments >= height
         if batch >= 8:
             assert tiles.groups * tiles.segments * tiles.chunks >= (256 if height == 56 else 400)
+
+
+@pytest.mark.parametrize("kind", [{}, {"relu": False}, {"published": True, "projected": True}])
+def test_the_average_has_a_gradient_where_that_of_a_pixel_is_zero(kind):
+    """The backward pass tells by the sign of a zero where the ReLU was: a wrong one would lose the gradient of y."""
+    sample = make(**kind)
+    found = {}
+    for name in ("triton", "reference"):
+        tensors = {n: None if t is None else t.detach().requires_grad_() for n, t in sample.tensors.items()}
+        with ops.backend(name):
+            gate = call(sample.change(**tensors))[2]
+            found[name] = torch.autograd.grad(-gate.sum(), tensors["x"])[0]
+    assert found["reference"].abs().max() > 0
+    torch.testing.assert_close(found["triton"], found["reference"], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_only_pixels_that_the_relu_stopped_are_dead(dtype):
+    dead_pixels = pytest.importorskip("dead_pixels")
+    wide = torch.promote_types(dtype, torch.float32)
+    grads = torch.tensor([0.0, -0.0, 1e-9, -1e-9, 3.0, -3.0, float("inf"), -0.0], device=DEVICE, dtype=wide)
+    alive = torch.tensor([1, 1, 1, 1, 1, 0, 1, 0], device=DEVICE, dtype=torch.int32)
+    stored, dead = torch.empty(8, device=DEVICE, dtype=dtype), torch.empty(8, device=DEVICE, dtype=torch.int32)
+    dead_pixels.run(grads, alive, stored, dead)
+    assert dead.tolist() == (1 - alive).tolist()
+    torch.testing.assert_close(stored.to(wide), (grads * alive).to(dtype).to(wide))

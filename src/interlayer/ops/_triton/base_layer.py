@@ -14,10 +14,10 @@ and the backward pass, for the gradients g of x' and G_s of V_s from later layer
     values       G'_s = G_s + p_s dO, and the sums of dO V_s                           reads g, O, V_s, G_s; writes G'_s
     keys         the gradients of q and of all keys
     projections  the gradients of y and of the weights of q and k
-    gradient     dx without dy, 0 where x = 0; the gradients of the 3x3 weight and     reads g, G'_t, z, s; writes dx
+    gradient     dx without dy, -0 where x = 0; the gradients of the 3x3 weight and    reads g, G'_t, z, s; writes dx
                  of the norm of z
     weights      sums over programs
-    finish       adds dy; dz and ds                                                    reads dx, z, s; writes dz, ds
+    finish       adds dy; dz and ds                                                    reads dx, z; writes dz, ds
 
 The only map that is saved beside z and s is V_t, which later layers read as well: x and O are computed again.
 
@@ -48,7 +48,7 @@ from ..once import once_differentiable
 from ..residual_end import BatchNormArguments
 from . import batch_norm
 from .base_layer_gradients import VARYING, attended_kernel, keys_kernel, projections_kernel, values_kernel
-from .batch_norm import accumulator
+from .batch_norm import SPLITS, SUM_CHANNELS, accumulator
 from .light_layer import NO_NORM, STATISTICS, run_end
 from .light_layer import unsupported_reason as light_unsupported_reason
 from .light_layer_forward import attention_kernel, sum_kernel
@@ -238,9 +238,8 @@ class _BaseLayer(torch.autograd.Function):
             *keys, key, *values, value,
         )  # fmt: skip
         ctx.heads, ctx.relu, ctx.device = heads, relu, x.device
-        ctx.flags = {
-            "END": end is not None, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu
-        }  # fmt: skip
+        ctx.flags = {"END": end is not None, "SHORTCUT": shortcut is not None}
+        ctx.end_flags = {"PROJECTED": source is not None, "RELU": end_relu}
         ctx.training = training, end is not None and end.training
         ctx.stacks = None
         ctx.set_materialize_grads(False)
@@ -290,25 +289,24 @@ class _BaseLayer(torch.autograd.Function):
             either(end_table, table), either(source_table, table), norm_sums, grad_x, grad_x, sums, parameter_products,
             shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
             float(rows),
-            DIRECT=True, GATED=False, PREVIOUS=False, maxnreg=REGISTERS, **switches, **shape.constants,
+            DIRECT=True, GATED=False, PREVIOUS=False, maxnreg=REGISTERS, **ctx.end_flags, **switches,
+            **shape.constants,
         )  # fmt: skip
         has_end = flags["END"]
         kinds = 12 if has_end else 10
         grads = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
-        block = min(32, max(16, power_of_2(shape.channels)))
         run_kernel(
-            weights_kernel, (kinds, pieces(shape.channels, block)),
+            weights_kernel, (kinds, pieces(shape.channels, SUM_CHANNELS)),
             parameter_products, either(active, products), grad_pooled, either(end_table, table), grads,
             shape.channels, len(parameter_products), shape.batch * tiles.segments, tiles.segments,
-            GATED=True, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
+            GATED=True, SPLITS=SPLITS, CHANNELS=SUM_CHANNELS, ACC=TYPES[shape.acc],
         )  # fmt: skip
         partial, grad_x = grad_x, torch.empty_like(x)
         grad_shortcut = None if shortcut is None else torch.empty_like(x)
         run_kernel(
             finish_kernel, shape.finish_programs,
-            partial, x, either(shortcut, x), grad, output, grad, sums, either(mask, sums), table, norm_sums,
-            either(end_table, table), either(source_table, table), grads, grad_pooled, grad_x, either(grad_shortcut,
-            grad_x),
+            partial, x, grad, output, grad, sums, either(mask, sums), table, norm_sums, either(end_table, table), grads,
+            grad_pooled, grad_x, either(grad_shortcut, grad_x),
             shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
             GATED=True, END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
@@ -703,8 +701,10 @@ def _backward(
         end_table, norm_weight, end_weight, *keys, key, *values, value,
     )  # fmt: skip
     has_end = end_weight is not None
-    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": source is not None, "RELU": end_relu}
-    context = Context(True, saved, heads=heads, relu=relu, flags=flags, training=(training, has_end and end_training))
+    flags = {"END": has_end, "SHORTCUT": shortcut is not None}
+    end_flags = {"PROJECTED": source is not None, "RELU": end_relu}
+    training = training, has_end and end_training
+    context = Context(True, saved, heads=heads, relu=relu, flags=flags, end_flags=end_flags, training=training)
     found, key_stack, value_stack = differentiate_in_operator(_BaseLayer, context, keys, values, grads)
     norms = found[12 + 2 * len(keys) :]
     size = len(BatchNormArguments._fields)

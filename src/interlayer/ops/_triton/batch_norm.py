@@ -25,11 +25,12 @@ from ..residual_end import BatchNormArguments
 from .light_layer_parts import program_and_channels
 from .runtime import INTERPRETED, TYPES, pieces, power_of_2, run_kernel
 
-SPLITS = 32  # partial sums that are added at once
+SPLITS = 32 if INTERPRETED else 128  # partial sums that are added at once
+SUM_CHANNELS = 16  # channels of which a program adds such sums
 ROWS = 32  # pixels that a program holds at once
 CHANNELS = 64  # channels that a program holds at once
 STAGES = 4  # tiles that are loaded ahead
-PROGRAMS = 8 if INTERPRETED else 1056  # of a reduction: eight for each of the 132 multiprocessors of an H200
+PROGRAMS = 8 if INTERPRETED else 528  # of a reduction: four for each of the 132 multiprocessors of an H200
 
 
 @triton.jit
@@ -49,27 +50,29 @@ def _moments_kernel(
     rows,
     channels,
     rows_per_split,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    split = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    program, columns = program_and_channels(channels, CHANNELS)
     inside = columns < channels
+    split = program.to(tl.int64)
     first = split * rows_per_split
-    last = tl.minimum(first + rows_per_split, rows)
-    pivot = tl.load(x_ptr + first * channels + columns, mask=inside, other=0.0).to(ACC)
+    number = tl.minimum(rows - first, rows_per_split).to(tl.int32)
+    x_ptr += first * channels
+    pivot = tl.load(x_ptr + columns, mask=inside, other=0.0).to(ACC)
     total = tl.zeros([ROWS, CHANNELS], ACC)
     squares = tl.zeros([ROWS, CHANNELS], ACC)
-    for start in range(first, last, ROWS):
+    for start in tl.range(0, number, ROWS, num_stages=STAGES):
         lines = start + tl.arange(0, ROWS)
-        mask = (lines < last)[:, None] & inside[None, :]
+        mask = (lines < number)[:, None] & inside[None, :]
         value = tl.load(x_ptr + lines[:, None] * channels + columns[None, :], mask=mask, other=0.0).to(ACC)
         value = tl.where(mask, value - pivot[None, :], 0.0)
         total += value
         squares += value * value
     store_moments(
-        moments_ptr, split, columns, inside, channels, (last - first).to(ACC), pivot,
+        moments_ptr, split, columns, inside, channels, number.to(ACC), pivot,
         tl.sum(total, 0), tl.sum(squares, 0),
     )  # fmt: skip
 
@@ -359,13 +362,12 @@ def moments_of(x: Tensor) -> Tensor:
     """Returns the moments of a channels_last map, [splits, 3, C]."""
     batch, channels, height, width = x.shape
     rows, block = batch * height * width, _channel_block(channels)
-    chunks = pieces(channels, block)
     rows_per_split = _rows_of_split(rows, channels, block)
     splits = pieces(rows, rows_per_split)
     moments = torch.empty((splits, 3, channels), device=x.device, dtype=accumulator(x))
     run_kernel(
-        _moments_kernel, (splits, chunks), x, moments, rows, channels, rows_per_split,
-        ROWS=ROWS, CHANNELS=block, ACC=TYPES[moments.dtype],
+        _moments_kernel, (splits * pieces(channels, block),), x, moments, rows, channels, rows_per_split,
+        STAGES=STAGES, ROWS=ROWS, CHANNELS=block, ACC=TYPES[moments.dtype],
     )  # fmt: skip
     return moments
 
@@ -378,12 +380,11 @@ def batch_table(moments: Tensor, norm: BatchNormArguments, rows: int) -> Tensor:
     splits, _, channels = moments.shape
     update = norm.running_mean is not None
     table = torch.empty((4 if update else 5, channels), device=moments.device, dtype=moments.dtype)
-    block = _channel_block(channels, 32)
     tensors = norm.tensors if update else (norm.weight, norm.bias, table, table)
     run_kernel(
-        _batch_table_kernel, (pieces(channels, block),),
+        _batch_table_kernel, (pieces(channels, SUM_CHANNELS),),
         moments, *tensors, table, rows, channels, splits, norm.eps, norm.momentum, rows / max(1, rows - 1),
-        UPDATE=update, SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[moments.dtype],
+        UPDATE=update, SPLITS=SPLITS, CHANNELS=SUM_CHANNELS, ACC=TYPES[moments.dtype],
     )  # fmt: skip
     return table
 
@@ -420,13 +421,12 @@ def sums_of_splits(partial: Tensor) -> Tensor:
     """Returns the sum over the first dimension of [splits, kinds, C]."""
     splits, kinds, channels = partial.shape
     sums = torch.empty((kinds, channels), device=partial.device, dtype=partial.dtype)
-    block = _channel_block(channels, 32)
     run_kernel(
-        _sums_kernel, (pieces(channels, block), kinds), partial, sums, channels, splits, kinds,
-        SPLITS=SPLITS, CHANNELS=block, ACC=TYPES[partial.dtype],
+        _sums_kernel, (pieces(channels, SUM_CHANNELS), kinds), partial, sums, channels, splits, kinds,
+        SPLITS=SPLITS, CHANNELS=SUM_CHANNELS, ACC=TYPES[partial.dtype],
     )  # fmt: skip
     return sums
 
 
-def _channel_block(channels: int, most: int = CHANNELS) -> int:
-    return min(most, max(16, power_of_2(channels)))
+def _channel_block(channels: int) -> int:
+    return min(CHANNELS, max(16, power_of_2(channels)))

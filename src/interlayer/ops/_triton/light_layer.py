@@ -12,15 +12,16 @@ pixels of a sample need no atomic additions. With z the output of the last convo
 and the backward pass, for the gradients g of x' and dO of O from the next layer,
 
     reduce       sums of m g and m g O^                                                reads g, O
-    gradient     dx without dy, 0 where x = 0; dO'; dgate and the gradients of the     reads g, O, dO, z, s, O';
+    gradient     dx without dy, -0 where x = 0; dO'; dgate and the gradients of the    reads g, O, dO, z, s, O';
                  3x3 weight, of lambda and of the norms                                writes dx, dO'
     scores       gradients of the scores, y, and the weights of q and k
     weights      sums over programs
-    finish       adds dy; dz and ds                                                    reads dx, z, s; writes dz, ds
+    finish       adds dy; dz and ds                                                    reads dx, z; writes dz, ds
 
-x is computed again from z and s instead of being saved, and V is never stored. In the published reading O' is the
-shortcut s, so that finish reads g and O again for ds instead of gradient writing dO'. Without an end, x is read instead
-of z and s. A norm that uses its running statistics has no moments; if it is that of O, attention writes x' itself.
+x is computed again from z and s instead of being saved, and V is never stored. The sign of a gradient of zero tells
+finish where the ReLU stopped it, without s. In the published reading O' is the shortcut s, so that finish reads g and O
+again for ds instead of gradient writing dO'. Without an end, x is read instead of z and s. A norm that uses its running
+statistics has no moments; if it is that of O, attention writes x' itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..choice import AUTO, current
 from ..dispatch import TRACED
 from ..residual_end import BatchNormArguments
 from . import batch_norm
-from .batch_norm import accumulator
+from .batch_norm import SPLITS, SUM_CHANNELS, accumulator
 from .light_layer_forward import attention_kernel, end_kernel, gate_kernel, sum_kernel
 from .light_layer_gradients import (
     finish_kernel,
@@ -258,7 +259,6 @@ def _backward(
     projected = source is not None  # `shortcut` is then the source as well
     previous = shortcut if is_shortcut else previous
     has_end = end_weight is not None
-    flags = {"END": has_end, "SHORTCUT": shortcut is not None, "PROJECTED": projected, "RELU": relu}
     shape = MapShape.of(x)
     tiles, rows = shape.tiles, shape.batch * shape.pixels
     grad = torch.zeros_like(x) if grad is None else like_map(grad, x)
@@ -272,7 +272,8 @@ def _backward(
     grad_gates = partial_sums(x, shape)
     switches = {
         "NEXT": grad_next is not None, "GATED": gate is not None, "IS_SHORTCUT": is_shortcut,
-        "DECAY": decay is not None, "MASKED": mask is not None, "TRAINING": training, **flags,
+        "DECAY": decay is not None, "MASKED": mask is not None, "TRAINING": training, "END": has_end,
+        "SHORTCUT": shortcut is not None,
     }  # fmt: skip
     run_kernel(
         gradient_kernel, shape.programs,
@@ -283,7 +284,7 @@ def _backward(
         grad_x, either(grad_previous, grad_x), grad_gates, products,
         shape.height, shape.width, shape.channels, heads, shape.batch, tiles.samples, tiles.segments, tiles.rows,
         float(rows),
-        PREVIOUS=previous is not None, DIRECT=False, **switches, **shape.constants,
+        PREVIOUS=previous is not None, PROJECTED=projected, RELU=relu, DIRECT=False, **switches, **shape.constants,
     )  # fmt: skip
     grad_pooled, grad_query, grad_key = pooled, None, None
     if gate is not None:
@@ -295,12 +296,11 @@ def _backward(
         grad_key = grad_key.to(key_weight.dtype).reshape(key_weight.shape)
     kinds = 12 if has_end else 10
     sums_of_weights = torch.empty((kinds, shape.channels), device=x.device, dtype=shape.acc)
-    block = min(32, max(16, power_of_2(shape.channels)))
     run_kernel(
-        weights_kernel, (kinds, pieces(shape.channels, block)),
+        weights_kernel, (kinds, pieces(shape.channels, SUM_CHANNELS)),
         products, either(active, products), grad_pooled, either(end_table, table), sums_of_weights,
         shape.channels, len(products), shape.batch * tiles.segments, tiles.segments,
-        GATED=gate is not None, SPLITS=32, CHANNELS=block, ACC=TYPES[shape.acc],
+        GATED=gate is not None, SPLITS=SPLITS, CHANNELS=SUM_CHANNELS, ACC=TYPES[shape.acc],
     )  # fmt: skip
     grad_shortcut = None if shortcut is None else torch.empty_like(x)
     if has_end or gate is not None:
@@ -308,10 +308,8 @@ def _backward(
         grad_x = torch.empty_like(x)
         run_kernel(
             finish_kernel, shape.finish_programs,
-            partial, x, either(shortcut, x), grad, output, either(grad_next, grad), either(decay, table), either(mask,
-            table),
-            table, norm_sums, either(end_table, table), either(source_table, table), sums_of_weights, grad_pooled,
-            grad_x, either(grad_shortcut, grad_x),
+            partial, x, grad, output, either(grad_next, grad), either(decay, table), either(mask, table), table,
+            norm_sums, either(end_table, table), sums_of_weights, grad_pooled, grad_x, either(grad_shortcut, grad_x),
             shape.pixels, FINISH_PIXELS, pieces(shape.pixels, FINISH_PIXELS), shape.channels, float(rows),
             END_TRAINING=end_training, STAGES=FINISH_STAGES, **switches, **shape.pixel_constants,
         )  # fmt: skip
@@ -385,22 +383,23 @@ def gate_gradients(
 
     The latter are partial sums, [splits, 2, k]. The sums of x, `pooled`, are [B * segments, C].
     """
-    size = query_weight.shape[-1]
-    grad_score = torch.empty_like(gate)
-    blocks, constants = head_blocks(shape.channels, heads, shape.acc)
+    size, batch, channels = query_weight.shape[-1], shape.batch, shape.channels
+    blocks, constants = head_blocks(channels, heads, shape.acc)
+    average, grad_pooled = torch.empty((2, batch, channels), device=gate.device, dtype=shape.acc).unbind()
+    grad_projections = torch.empty((batch, 2, channels), device=gate.device, dtype=shape.acc)
     run_kernel(
-        scores_kernel, (shape.batch, blocks),
-        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), grad_score, shape.channels,
-        shape.tiles.segments, heads, (shape.channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
+        scores_kernel, (batch, blocks),
+        partial, gate, gate if grad_gate is None else grad_gate.contiguous(), pooled, query_weight, key_weight, average,
+        grad_projections, channels, shape.tiles.segments, segments, size, shape.pixels, heads,
+        (channels // heads) ** -0.5, RETURNED=grad_gate is not None, **constants,
     )  # fmt: skip
-    block = min(256, max(16, power_of_2(shape.channels)))
-    chunks = pieces(shape.channels, block)
-    grad_pooled = torch.empty((shape.batch, shape.channels), device=gate.device, dtype=shape.acc)
-    grad_weights = torch.empty((shape.batch * chunks, 2, size), device=gate.device, dtype=shape.acc)
+    block = min(256, max(16, power_of_2(channels)))
+    chunks = pieces(channels, block)
+    grad_weights = torch.empty((batch * chunks, 2, size), device=gate.device, dtype=shape.acc)
     run_kernel(
-        pooled_kernel, (shape.batch, chunks),
-        pooled, query_weight, key_weight, grad_score, grad_pooled, grad_weights,
-        shape.channels, segments, size, shape.pixels, heads, CHANNELS=block, ACC=TYPES[shape.acc],
+        pooled_kernel, (batch, chunks),
+        average, grad_projections, query_weight, key_weight, grad_pooled, grad_weights, channels, size, shape.pixels,
+        STEPS=min(8, power_of_2(size)), CHANNELS=block, ACC=TYPES[shape.acc],
     )  # fmt: skip
     return grad_pooled, grad_weights
 

@@ -14,7 +14,7 @@ the products of x and dO the gradient of the 3x3 weight. Only dy, which depends 
 import triton
 import triton.language as tl
 
-from .light_layer_parts import affine, block_output, load_gate, program_and_channels, projections, three_weights
+from .light_layer_parts import affine, append, block_output, load_gate, program_and_channels, projections, three_weights
 from .map_shape import SIZES
 
 
@@ -53,6 +53,26 @@ def load_gradient(
     return grad, tl.where(mask, result, 0.0)
 
 
+@triton.jit
+def with_dead_pixels(grad, alive, dead, DTYPE: tl.constexpr, ACC: tl.constexpr):
+    """Returns the gradient of x, `dead`, which is -0, where the ReLU of x stopped it, and never -0 elsewhere."""
+    if DTYPE == tl.float16:  # small numbers become 0  # noqa: SIM300
+        grad = grad.to(DTYPE).to(ACC)
+    return tl.where(alive, grad + 0.0, dead)  # -0 + 0 = 0
+
+
+@triton.jit
+def is_dead(grad, ACC: tl.constexpr):
+    """Returns where the gradient that `with_dead_pixels` returned is -0."""
+    if grad.dtype.primitive_bitwidth == 16:
+        bits = grad.to(tl.int16, bitcast=True)
+    elif grad.dtype.primitive_bitwidth == 32:
+        bits = grad.to(tl.int32, bitcast=True)
+    else:
+        bits = grad.to(tl.int64, bitcast=True)
+    return (bits < 0) & (grad.to(ACC) == 0)
+
+
 @triton.jit(do_not_specialize_on_alignment=SIZES)
 def gradient_kernel(
     grad_ptr,  # [batch, height, width, channels]: g
@@ -69,7 +89,7 @@ def gradient_kernel(
     end_table_ptr,  # [4, channels]: of the norm of z
     s_table_ptr,  # [4, channels]: of the norm of the shortcut
     norm_sums_ptr,  # [2, channels]: sums of m g and of m g O^
-    grad_x_ptr,  # [batch, height, width, channels]: gradient of x without that of its average, 0 where x = 0
+    grad_x_ptr,  # [batch, height, width, channels]: gradient of x without that of its average, -0 where x = 0
     grad_previous_ptr,  # [batch, height, width, channels]: gradient of O'
     grad_gate_ptr,  # [batch, segments, channels]: sums of dO V
     products_ptr,  # [groups * segments, 12, channels]: of the 3x3 weight and lambda, sums of dx and dx (z - mean)
@@ -130,6 +150,7 @@ def gradient_kernel(
     p20 = tl.zeros([COLUMNS, CHANNELS], ACC)
     p21 = tl.zeros([COLUMNS, CHANNELS], ACC)
     p22 = tl.zeros([COLUMNS, CHANNELS], ACC)
+    dead = tl.zeros([COLUMNS, CHANNELS], ACC) * -1.0  # Triton takes -0.0 for 0
     decayed = tl.zeros([COLUMNS, CHANNELS], ACC)
     total = tl.zeros([COLUMNS, CHANNELS], ACC)
     correlated = tl.zeros([COLUMNS, CHANNELS], ACC)
@@ -201,7 +222,7 @@ def gradient_kernel(
                     x, alive, shortcut = block_output(
                         x, s_here, places, ready, scale, shift, s_scale, s_shift, SHORTCUT, PROJECTED, RELU, ACC
                     )
-                    through = tl.where(alive, through, 0.0)
+                    through = with_dead_pixels(through, alive, dead, grad_x_ptr.dtype.element_ty, ACC)
                     total += through
                     correlated += through * z
                 if GATED:
@@ -256,9 +277,16 @@ def scores_kernel(
     partial_ptr,  # [batch, segments, channels]: sums of dO V
     gate_ptr,  # [batch, heads]
     grad_gate_ptr,  # [batch, heads]: gradient of the gates that the layer returns
-    grad_score_ptr,  # [batch, heads]: gradient of q · k
+    pooled_ptr,  # [batch, pooled_segments, channels]: sums of x
+    query_ptr,  # [size]
+    key_ptr,  # [size]
+    average_ptr,  # [batch, channels]: y
+    grad_projections_ptr,  # [batch, 2, channels]: gradients of q and k
     channels,
     segments,
+    pooled_segments,
+    size,
+    pixels,
     heads,
     score_scale,
     RETURNED: tl.constexpr,
@@ -280,49 +308,62 @@ def scores_kernel(
     if RETURNED:
         grad += tl.load(grad_gate_ptr + sample * heads + head, mask=head < heads, other=0.0).to(ACC)
     gate = tl.load(gate_ptr + sample * heads + head, mask=head < heads, other=0.0).to(ACC)
-    tl.store(grad_score_ptr + sample * heads + head, grad * gate * (1.0 - gate) * score_scale, mask=head < heads)
+    grad = (grad * gate * (1.0 - gate) * score_scale)[:, None]
+    start = sample * pooled_segments * channels
+    query, key = projections(
+        pooled_ptr, query_ptr, key_ptr, start, places, inside, channels, pooled_segments, size, pixels, ACC
+    )
+    average = tl.zeros([HEADS, DEPTH], ACC)
+    for segment in range(pooled_segments):
+        average += tl.load(pooled_ptr + start + segment * channels + places, mask=inside, other=0.0)
+    tl.store(average_ptr + sample * channels + places, average / pixels, mask=inside)
+    grad_projections_ptr += sample * 2 * channels
+    tl.store(grad_projections_ptr + places, grad * key, mask=inside)
+    tl.store(grad_projections_ptr + channels + places, grad * query, mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=SIZES)
 def pooled_kernel(
-    pooled_ptr,  # [batch, segments, channels]: sums of x
+    average_ptr,  # [batch, channels]: y
+    grad_projections_ptr,  # [batch, 2, channels]: gradients of q and k
     query_ptr,  # [size]
     key_ptr,  # [size]
-    grad_score_ptr,  # [batch, heads]
     grad_pooled_ptr,  # [batch, channels]: gradient of each pixel of x through the average
     grad_weights_ptr,  # [batch, chunks, 2, size]: gradients of the weights of q and k
     channels,
-    segments,
     size,
     pixels,
-    heads,
+    STEPS: tl.constexpr,  # weights whose gradients are loaded before they are summed
     CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = columns < channels
-    start = sample * segments * channels
-    depth = channels // heads
+    average = tl.load(average_ptr + sample * channels + columns, mask=inside, other=0.0)
+    grad_projections_ptr += sample * 2 * channels
+    grad_weights_ptr += (sample * tl.num_programs(1) + tl.program_id(1)) * 2 * size
     grad = tl.zeros([CHANNELS], ACC)
-    for offset in range(size):
-        # channel c entered q at the channel c - offset + size // 2
-        there = columns - offset + size // 2
-        mask = inside & (there >= 0) & (there < channels)
-        query, key = projections(
-            pooled_ptr, query_ptr, key_ptr, start, there, mask, channels, segments, size, pixels, ACC
-        )
-        grad_score = tl.load(grad_score_ptr + sample * heads + there // depth, mask=mask, other=0.0)
-        grad_query = tl.where(mask, grad_score * key, 0.0)
-        grad_key = tl.where(mask, grad_score * query, 0.0)
-        grad += grad_query * tl.load(query_ptr + offset).to(ACC) + grad_key * tl.load(key_ptr + offset).to(ACC)
-        average = tl.zeros([CHANNELS], ACC)
-        for segment in range(segments):
-            average += tl.load(pooled_ptr + start + segment * channels + columns, mask=inside, other=0.0)
-        average = average / pixels
-        store = grad_weights_ptr + (sample * tl.num_programs(1) + tl.program_id(1)) * 2 * size + offset
-        tl.store(store, tl.sum(grad_query * average, 0))
-        tl.store(store + size, tl.sum(grad_key * average, 0))
+    for begin in range(0, size, STEPS):
+        grads_query = ()  # all are loaded before the first sum, which has to wait
+        grads_key = ()
+        for step in tl.static_range(STEPS):
+            # channel c entered q at the channel c - offset + size // 2
+            offset = begin + step
+            there = columns - offset + size // 2
+            mask = inside & (there >= 0) & (there < channels) & (there * 0 + offset < size)
+            grad_query = tl.load(grad_projections_ptr + there, mask=mask, other=0.0)
+            grad_key = tl.load(grad_projections_ptr + channels + there, mask=mask, other=0.0)
+            known = offset < size
+            grad += grad_query * tl.load(query_ptr + offset, mask=known, other=0.0).to(ACC)
+            grad += grad_key * tl.load(key_ptr + offset, mask=known, other=0.0).to(ACC)
+            grads_query = append(grads_query, grad_query)
+            grads_key = append(grads_key, grad_key)
+        for step in tl.static_range(STEPS):
+            offset = begin + step
+            known = offset < size
+            tl.store(grad_weights_ptr + offset, tl.sum(grads_query[step] * average, 0), mask=known)
+            tl.store(grad_weights_ptr + size + offset, tl.sum(grads_key[step] * average, 0), mask=known)
     tl.store(grad_pooled_ptr + sample * channels + columns, grad / pixels, mask=inside)
 
 
@@ -371,9 +412,8 @@ def weights_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=SIZES)
 def finish_kernel(
-    partial_ptr,  # [batch, pixels, channels]: gradient of x without that of its average
+    partial_ptr,  # [batch, pixels, channels]: gradient of x without that of its average, -0 where x = 0
     z_ptr,  # [batch, pixels, channels]
-    s_ptr,  # [batch, pixels, channels]
     grad_ptr,  # [batch, pixels, channels]: g
     output_ptr,  # [batch, pixels, channels]: O
     next_ptr,  # [batch, pixels, channels]
@@ -382,7 +422,6 @@ def finish_kernel(
     table_ptr,  # [4, channels]
     norm_sums_ptr,  # [2, channels]
     end_table_ptr,  # [4, channels]
-    s_table_ptr,  # [4, channels]: of the norm of the shortcut
     grads_ptr,  # see `weights_kernel`
     grad_pooled_ptr,  # [batch, channels]
     grad_x_ptr,  # [batch, pixels, channels]: gradient of x, or of z if there is an end
@@ -398,8 +437,6 @@ def finish_kernel(
     DECAY: tl.constexpr,
     END: tl.constexpr,
     SHORTCUT: tl.constexpr,
-    PROJECTED: tl.constexpr,  # the shortcut is computed from the input of its norm
-    RELU: tl.constexpr,
     MASKED: tl.constexpr,
     TRAINING: tl.constexpr,
     END_TRAINING: tl.constexpr,
@@ -414,7 +451,6 @@ def finish_kernel(
     start = sample * pixels * channels
     partial_ptr += start
     z_ptr += start
-    s_ptr += start
     grad_ptr += start
     output_ptr += start
     next_ptr += start
@@ -432,12 +468,10 @@ def finish_kernel(
     if DECAY:
         decay = tl.load(decay_ptr + columns, mask=inside, other=0.0).to(ACC)
     scale = pooled
-    shift = pooled
     end_slope = tl.zeros([CHANNELS], ACC)
     end_constant = tl.zeros([CHANNELS], ACC)
     if END:
         scale = tl.load(end_table_ptr + 2 * channels + columns, mask=inside, other=0.0)
-        shift = tl.load(end_table_ptr + 3 * channels + columns, mask=inside, other=0.0)
         if END_TRAINING:
             mean = tl.load(end_table_ptr + columns, mask=inside, other=0.0)
             inverse_std = tl.load(end_table_ptr + channels + columns, mask=inside, other=0.0)
@@ -445,19 +479,15 @@ def finish_kernel(
             correlated = tl.load(grads_ptr + 11 * channels + columns, mask=inside, other=0.0) / count
             end_slope = -correlated * inverse_std * scale
             end_constant = -average * scale - end_slope * mean
-    s_scale, s_shift = affine(s_table_ptr, columns, inside, channels, PROJECTED, CHANNELS, ACC)
     for pixel in tl.range(first, last, PIXELS, num_stages=STAGES):
         lines = pixel + tl.arange(0, PIXELS)
         here = (lines < last)[:, None] & inside[None, :]
         places = lines[:, None] * channels + columns[None, :]
-        grad_x = tl.load(partial_ptr + places, mask=here, other=0.0).to(ACC)
+        partial = tl.load(partial_ptr + places, mask=here, other=0.0)
+        grad_x = partial.to(ACC)
         if END:
-            z = tl.load(z_ptr + places, mask=here, other=0.0).to(ACC)
             if GATED:
-                _, alive, _ = block_output(
-                    z, s_ptr, places, here, scale, shift, s_scale, s_shift, SHORTCUT, PROJECTED, RELU, ACC
-                )
-                grad_x += tl.where(alive, pooled[None, :], 0.0)
+                grad_x += tl.where(is_dead(partial, ACC), 0.0, pooled[None, :])
             if SHORTCUT:
                 shortcut = grad_x
                 if IS_SHORTCUT:
@@ -466,7 +496,10 @@ def finish_kernel(
                     )
                     shortcut += decay[None, :] * memory
                 tl.store(grad_shortcut_ptr + places, shortcut.to(grad_shortcut_ptr.dtype.element_ty), mask=here)
-            grad_x = grad_x * scale[None, :] + z * end_slope[None, :] + end_constant[None, :]
+            grad_x *= scale[None, :]
+            if END_TRAINING:
+                z = tl.load(z_ptr + places, mask=here, other=0.0).to(ACC)
+                grad_x += z * end_slope[None, :] + end_constant[None, :]
         else:
             grad_x += pooled[None, :]
         tl.store(grad_x_ptr + places, grad_x.to(grad_x_ptr.dtype.element_ty), mask=here)

@@ -61,15 +61,15 @@ if TYPE_CHECKING:
 
 ELEMENTS = 512  # of a tile of entire tokens
 PER_WARP = 512  # elements of such a tile: a token in one warp is normalized without a barrier
-TOKEN_STAGES = 2  # such tiles that are loaded ahead
+TOKEN_STAGES = 3  # such tiles that are loaded ahead, one less of many channels
 TILE_STAGES = 4  # rows of the grid that are loaded ahead
 WIDEST_ROW = 16  # pixels that a thread holds; of wider grids, half as many
 ROW_CHANNELS = 64  # of a program whose threads hold the pixels of a row
 PER_ROW_WARP = 64  # of these channels
 REGISTERS = 168  # of a thread at most, so that a multiprocessor runs twelve warps
 MORE_REGISTERS = 192  # if a thread holds the weights of other layers
-PROGRAMS = 4 if INTERPRETED else 4224  # as many as are wanted: 32 for each multiprocessor of an H200
-GRADIENT_PROGRAMS = 4 if INTERPRETED else 2112  # in the backward pass, in which each of them stores sums
+PROGRAMS = 4 if INTERPRETED else 2112  # as many as are wanted: 16 for each multiprocessor of an H200
+GRADIENT_PROGRAMS = 4 if INTERPRETED else 1056  # in the backward pass, in which each of them stores sums
 LOADED = 7  # pixels of a row that are loaded before any is stored
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 256  # partial sums that are added at once
@@ -105,7 +105,8 @@ class Sizes:
         channels = max(16, power_of_2(self.shape.channels))
         number = max(1, ELEMENTS // channels)
         warps = min(16, max(1, number * channels // PER_WARP))
-        sizes = {"STAGES": TOKEN_STAGES, "TOKENS": number, "CHANNELS": channels}
+        stages = TOKEN_STAGES - (channels > MOST_CHANNELS // 2)
+        sizes = {"STAGES": stages, "TOKENS": number, "CHANNELS": channels}
         return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
 
     @cached_property
