@@ -2,14 +2,14 @@
 
     python benchmarks/layer_attention_step.py         # on a GPU: batch 256, 224 pixels, bfloat16, channels_last
     python benchmarks/layer_attention_step.py --batch-size 8 --modes eager graph
-    python benchmarks/layer_attention_step.py --modes compiled --together
+    python benchmarks/layer_attention_step.py --modes compiled --together 8
     python benchmarks/layer_attention_step.py --models resnet50 resnet50+mrla_light:learn_decay=false
 
 Every family is a table of its own, whose ratios are to its first model, the plain backbone, each mode by itself. Times
 are medians of steps queued one behind another (forward, backward, SGD with momentum), memory is the peak of a step.
 The published MRLA-base has a stem of three convolutions and is compared with a plain ResNet with that stem, "deep".
-`--together` compiles all models beside each other, which takes minutes instead of half an hour. "reference" runs every
-operation in plain PyTorch. `--models` replaces the families by one table of the given models;
+`--together 8` compiles eight models beside each other, which takes minutes instead of half an hour. "reference" runs
+every operation in plain PyTorch. `--models` replaces the families by one table of the given models;
 NAME+MECHANISM:OPTION=VALUE is accepted as everywhere.
 """
 

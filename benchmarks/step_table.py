@@ -1,6 +1,7 @@
 """A table of training steps, for the benchmarks of this folder: time, memory and inference, and ratios to the first."""
 
 import argparse
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,8 +29,9 @@ def make_parser(description: str, *, image_size: int, steps: int) -> argparse.Ar
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument(
-        "--together", action="store_true", help="compile the models beside each other, then time one by one"
-    )
+        "--together", type=int, default=1, metavar="N",
+        help="compile as many models at once, each in a process of its own, then time one by one",
+    )  # fmt: skip
     return parser
 
 
@@ -48,8 +50,8 @@ def print_table(arguments: argparse.Namespace, *tables: Callable[[bool], Iterabl
             graph=mode == "graph",
         )
         found = [list(rows(mode == "compiled")) for rows in tables]
-        if setting.compile and arguments.together:
-            _measure_together(found, setting)
+        if setting.compile and arguments.together > 1:
+            _measure_together(found, setting, arguments.together)
             continue
         for rows in found:
             first = None
@@ -59,32 +61,39 @@ def print_table(arguments: argparse.Namespace, *tables: Callable[[bool], Iterabl
                 _print_step(row, setting, cost, first)
 
 
-def _measure_together(tables: list[list[Row]], setting: Setting) -> None:
-    """Compiles every model in a process of its own, and times one after another when all of them are compiled."""
+def _measure_together(tables: list[list[Row]], setting: Setting, most: int) -> None:
+    """Compiles every model in a process of its own, and times one after another when all of them are compiled.
+
+    Args:
+        tables: The rows of each table.
+        setting: How the models are measured.
+        most: How many are compiled at once. More of them than half of the processor's cores slow each other down.
+    """
     context = torch.multiprocessing.get_context("spawn")
+    turns = context.Semaphore(most)
     rows = [row for table in tables for row in table]
     pipes = [context.Pipe() for _ in rows]
     processes = [
-        context.Process(target=_compile_and_wait, args=(row, setting, theirs))
+        context.Process(target=_compile_and_wait, args=(row, setting, turns, theirs))
         for row, (_, theirs) in zip(rows, pipes, strict=True)
     ]
-    for process in processes:
+    for process in reversed(processes):  # those that take longest come last in a table
         process.start()
     for _, theirs in pipes:
         theirs.close()
-    for ours, _ in pipes:
-        _received(ours)  # compiled
-    costs = []
-    for process, (ours, _) in zip(processes, pipes, strict=True):
-        if process.is_alive():
-            ours.send("go")
-        costs.append(_received(ours))
-        process.join()
-    remaining = iter(costs)
+    for row, (ours, _) in zip(rows, pipes, strict=True):
+        seconds = _received(ours)
+        if seconds is not None:
+            print(f"{row[0]:24} compiled in {seconds:.0f} s", flush=True)
+    remaining = iter(zip(processes, pipes, strict=True))
     for table in tables:
         first = None
         for row in table:
-            cost = next(remaining)
+            process, (ours, _) = next(remaining)
+            if process.is_alive():
+                ours.send("go")
+            cost = _received(ours)
+            process.join()
             first = first or cost
             _print_step(row, setting, cost, first)
 
@@ -96,17 +105,30 @@ def _received(pipe: Any) -> Any:
         return None
 
 
-def _compile_and_wait(row: Row, setting: Setting, pipe: Any) -> None:
+def _compile_and_wait(row: Row, setting: Setting, turns: Any, pipe: Any) -> None:
+    turns.acquire()
+    start = time.monotonic()
+    has_turn = True
+
     def wait(what: str) -> None:
+        nonlocal has_turn
         if what == "memory":  # what comes next is measured
             torch.cuda.empty_cache()
-            pipe.send("compiled")
+            turns.release()
+            has_turn = False
+            pipe.send(time.monotonic() - start)
             pipe.recv()
 
     try:
-        pipe.send(_measure(row, setting, wait))
+        cost = _measure(row, setting, wait)
+        if has_turn:  # it did not fit
+            pipe.send(None)
+        pipe.send(cost)
     except Exception:
         traceback.print_exc()
+    finally:
+        if has_turn:
+            turns.release()
 
 
 def _print_head(device: str) -> None:
@@ -133,7 +155,7 @@ def _print_step(row: Row, setting: Setting, cost: Cost | None, first: Cost | Non
     mode = "compiled" if setting.compile else "graph" if setting.graph else "eager"
     how = mode + ("" if backend == "auto" else f", {backend}")
     if cost is None or first is None:
-        print(f"{name:24} {how:18} does not fit", flush=True)
+        print(f"{name:24} {how:18} could not be measured: it does not fit, or the reason is above", flush=True)
         return
     figures = [
         (cost.train_seconds * 1e3, "ms", cost.train_seconds / first.train_seconds),

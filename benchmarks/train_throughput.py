@@ -1,7 +1,7 @@
 """Images a second of training on one GPU, augmentation, evaluation, logging and checkpoints included.
 
     python benchmarks/train_throughput.py                       # one run, then four that share the GPU
-    python benchmarks/train_throughput.py --runs 1 epochs=5     # any value of the recipe can be changed
+    python benchmarks/train_throughput.py --runs 1 -- epochs=5  # any value of the recipe can be changed
 
 A pre-activated ResNet-164 on images of CIFAR-10's size and number (noise: speed does not depend on what they show)
 under the recipe of RLA's CIFAR experiments, in bfloat16, the 10,000 test images evaluated every epoch. Timed from when
