@@ -91,6 +91,7 @@ class Plan:
         from typer.main import get_command
 
         from interlayer_cli.app import app
+        from interlayer_cli.compare import seeds_in
 
         program, subcommand, *words = shlex.split(command)
         if (program, subcommand) != ("interlayer", "compare"):
@@ -101,7 +102,7 @@ class Plan:
         self.recipe: Recipe = load_recipe(given["recipe"], given["overrides"] or [], data=given["data"])
         controls = "mildest" if given["mildest_control"] else bool(given["control"])
         self.models = networks_of(given["model"], control=controls, attach_options=self.recipe.attach_options)
-        self.seeds, self.equal_time = list(range(given["seeds"])), bool(given["equal_time"])
+        self.seeds, self.equal_time = seeds_in(given["seeds"]), bool(given["equal_time"])
 
     @property
     def name(self) -> str:

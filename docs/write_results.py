@@ -12,6 +12,7 @@ has gone on. The page is computed from these files by `interlayer.experiments`; 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -183,10 +184,7 @@ def _open(states: Sequence[State]) -> list[str]:
     wanted = [state for state in states if state.missing]
     if not wanted:
         return []
-    goes_on = [
-        f"interlayer resume {state.plan.output} {PIECE}" if state.started else f"{state.plan.command} {PIECE}"
-        for state in wanted
-    ]
+    goes_on = [f"{state.plan.command} {PIECE}" if not state.started else _going_on(state) for state in wanted]
     missing: list[str] = []
     for state in wanted:
         if state.started:
@@ -196,6 +194,15 @@ def _open(states: Sequence[State]) -> list[str]:
             networks = listing([f"`{name}`" for name in state.plan.models])
             missing.append(f"{state.plan.name}, {plural(len(state.plan.seeds), 'seed')} each of {networks}")
     return [paragraph(f"Open: {'; '.join(missing)}."), commands(goes_on)]
+
+
+def _going_on(state: State) -> str:
+    """Returns the command that runs the missing seeds, in a new folder as well as in that of the stopped comparison."""
+    from interlayer_cli.compare import seeds_text
+
+    missing = sorted({seed for seeds in state.missing.values() for seed in seeds})
+    command = re.sub(r"--seeds \S+", f"--seeds {seeds_text(missing)}", state.plan.command)
+    return f"{command} --resume {PIECE}"
 
 
 def overview(claims: Sequence[tuple[Claim, Sequence[State]]]) -> str:

@@ -160,14 +160,14 @@ def test_a_partial_comparison_is_taken_over_and_goes_on(whole, results, tmp_path
     """What is missing is listed with the command that goes on, and the end is that of an unbroken comparison."""
     folder = tmp_path / "cut"
     with pytest.raises(Stopped):
-        run(folder, steps(3 * 8))
+        run(folder, steps(5 * 8))
     finished = len(list(folder.glob("*/seed*/summary.json")))
-    assert 2 <= finished < 6, "the test is about a comparison with some runs"
+    assert 3 <= finished < 6, "the test is about a comparison with some runs"
     call("add", "tiny", folder, monkeypatch=monkeypatch)
     page = write_results.PAGE.read_text()
     assert f"| {finished} of 6 |" in page
-    assert f"`{CUT}` (seed 0, 1)" in page
-    assert "interlayer resume runs/tiny --budget 10m" in page
+    assert f"`{CUT}` (seed 1)" in page, "every network has the first seed before one has the second"
+    assert f"{COMMAND.replace('--seeds 2', '--seeds 1-1')} --resume --budget 10m" in page
     assert f"| `{PLAIN}` |" in page
     assert ", so far.**" in page
     run(folder, resume=True)

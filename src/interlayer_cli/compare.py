@@ -1,5 +1,6 @@
 """`interlayer compare`: train several networks under one recipe and compare them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,14 @@ def compare(
         typer.Option(help="A network to compare; give it several times. The first one is the baseline."),
     ] = None,
     data: DataName = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each network, with seeds 0, 1, 2, ...")] = 3,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER",
+            help="Number of runs of each network, with seeds 0, 1, 2, ...; or the seeds themselves, as 2-4 or 0,3, for "
+            "a comparison in parts.",
+        ),
+    ] = "3",
     control: Annotated[
         bool | None,
         typer.Option(
@@ -83,11 +91,12 @@ def compare(
         raise ValueError(
             f"{folder} is not empty: give --resume to resume the comparison in it, or choose another folder"
         )
-    total = len(networks_of(models, control=controls, attach_options=resolved.attach_options)) * seeds
+    wanted = seeds_in(seeds)
+    total = len(networks_of(models, control=controls, attach_options=resolved.attach_options)) * len(wanted)
     try:
         with stop.listening(), showing(total, folder) as show:
             comparison = run(
-                resolved, models, folder, seeds=range(seeds), control=controls, equal_time=equal_time, resume=resume,
+                resolved, models, folder, seeds=wanted, control=controls, equal_time=equal_time, resume=resume,
                 together=together, stop=stop, show=show, on_start=opening_lines(finetuning_advice(recipe, resolved)),
                 command=command_line(),
             )  # fmt: skip
@@ -103,3 +112,30 @@ def compare(
     for text in comparison.verdicts():
         console.print(text, highlight=False)
     console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+def seeds_in(text: str) -> list[int]:
+    """Returns the seeds that ``--seeds`` asks for: the first N for "N", else those of "A-B" or "A,B,C"."""
+    parts = text.split(",")
+    try:
+        if len(parts) == 1 and "-" not in text:
+            seeds = list(range(int(text)))
+        else:
+            seeds = []
+            for part in parts:
+                first, dash, last = part.partition("-")
+                seeds += range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        seeds = []
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"--seeds: expected a number of seeds, such as 3, or seeds, such as 2-4 or 0,3, got {text!r}")
+    return sorted(seeds)
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Returns the ``--seeds`` that asks for these seeds, given in increasing order."""
+    first, last = seeds[0], seeds[-1]
+    if list(seeds) == list(range(last + 1)):
+        return str(len(seeds))
+    is_range = list(seeds) == list(range(first, last + 1))
+    return f"{first}-{last}" if is_range else ",".join(map(str, seeds))

@@ -65,12 +65,10 @@ def _is_finished(folder: Path, is_comparison: bool) -> bool:
 def _resume_comparison(folder: Path, overrides: list[str] | None, *, control: bool, budget: str | None) -> None:
     from interlayer.experiments.record import RECIPE_FILE, read_record
 
-    from .compare import compare
+    from .compare import compare, seeds_text
 
     record = read_record(folder)
-    if record.seeds != list(range(len(record.seeds))):
-        raise ValueError(f"{folder} has the seeds {record.seeds}: resume it in Python, with compare(..., resume=True)")
     compare(
-        overrides, recipe=str(folder / RECIPE_FILE), model=record.models, seeds=len(record.seeds), control=control,
-        together=record.together, output=folder, resume=True, budget=budget,
+        overrides, recipe=str(folder / RECIPE_FILE), model=record.models, seeds=seeds_text(record.seeds),
+        control=control, together=record.together, output=folder, resume=True, budget=budget,
     )  # fmt: skip

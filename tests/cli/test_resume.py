@@ -10,6 +10,7 @@ from run_folders import assert_same_run
 from interlayer.experiments import compare
 from interlayer.training import Stopped, train
 from interlayer.training.recipe import from_values
+from interlayer_cli.compare import seeds_in, seeds_text
 
 
 def stopping_after(steps):
@@ -39,15 +40,33 @@ def test_a_stopped_run_continues_from_its_folder_alone(recipe, tmp_path):
     assert (again.returncode, "is finished, nothing is left to do" in again.stdout) == (0, True)
 
 
-def test_a_stopped_comparison_continues_from_its_folder_alone(recipe, tmp_path):
+@pytest.mark.parametrize("seeds", [[0, 1], [2, 4]])
+def test_a_stopped_comparison_continues_from_its_folder_alone(seeds, recipe, tmp_path):
     models = ["preresnet20_cifar", "preresnet20_cifar+mrla_light"]
     short = recipe.replace(epochs=1)
-    compare(short, models, tmp_path / "whole", seeds=range(2))
+    compare(short, models, tmp_path / "whole", seeds=seeds)
     with pytest.raises(Stopped):
-        compare(short, models, tmp_path / "cut", seeds=range(2), stop=stopping_after(3), command="interlayer compare x")
+        compare(short, models, tmp_path / "cut", seeds=seeds, stop=stopping_after(3), command="interlayer compare x")
     result = run_forked("resume", tmp_path / "cut")
     assert result.returncode == 0, result.stderr
     for model in models:
-        for seed in range(2):
+        for seed in seeds:
             assert_same_run(tmp_path / "whole" / model / f"seed{seed}", tmp_path / "cut" / model / f"seed{seed}")
     assert (tmp_path / "cut" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("3", [0, 1, 2]), ("1", [0]), ("2-4", [2, 3, 4]), ("4-4", [4]), ("3,0", [0, 3]), ("1-2,7", [1, 2, 7])],
+)
+def test_seeds_are_a_number_or_named(text, seeds):
+    assert seeds_in(text) == seeds
+    assert seeds_in(seeds_text(seeds)) == seeds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "3-1", "1,1", "", "1-", "0-2,1"])
+def test_other_seeds_are_refused(text, tmp_path):
+    assert f"--seeds: expected a number of seeds, such as 3, or seeds, such as 2-4 or 0,3, got {text!r}" in fails(
+        "compare", f"--seeds={text}", "--recipe", "digits", "--output", tmp_path / "none"
+    )
+    assert not (tmp_path / "none").exists()

@@ -154,8 +154,8 @@ def compare(
         return recipe_for(recipe, name, seed, record.epochs.get(name))
 
     unfinished = []
-    for name in names:
-        for seed in seeds:
+    for seed in seeds:  # a comparison that is stopped has pairs of the first seeds
+        for name in names:
             path, own = run_folder(folder, name, seed), run_recipe(name, seed)
             if resume and (path / "summary.json").exists():
                 check_same_recipe(path, own)
