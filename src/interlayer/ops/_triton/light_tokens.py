@@ -105,7 +105,7 @@ class Sizes:
         channels = max(16, power_of_2(self.shape.channels))
         number = max(1, ELEMENTS // channels)
         warps = min(16, max(1, number * channels // PER_WARP))
-        stages = TOKEN_STAGES - (channels > MOST_CHANNELS // 2)
+        stages = TOKEN_STAGES - (channels > MOST_CHANNELS // 4)  # 100 KB of shared memory suffice up to there
         sizes = {"STAGES": stages, "TOKENS": number, "CHANNELS": channels}
         return {**sizes, "ACC": TYPES[self.shape.acc], "num_warps": warps}
 

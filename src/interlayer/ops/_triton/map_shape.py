@@ -18,7 +18,9 @@ from .runtime import INTERPRETED, TYPES, pieces, power_of_2
 
 # Numbers that differ with the size of images. Kernels are not compiled anew where these are multiples of 16, or
 # training on images of many sizes would wait for the compiler. Only channels decide how loads are aligned.
-SIZES = ["height", "width", "rows", "pixels", "total_pixels", "pixels_per_segment", "segments", "samples"]
+SIZES = [
+    "height", "width", "rows", "pixels", "total_pixels", "pixels_per_segment", "segments", "pooled_segments", "samples"
+]  # fmt: skip
 
 # Sizes of tiles and numbers of tiles loaded ahead, measured on an H200 with the maps of ResNet-50.
 ELEMENTS = 512  # of a tile: pixels of a row times channels
