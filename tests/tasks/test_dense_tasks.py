@@ -112,7 +112,7 @@ def test_images_of_different_sizes_are_padded_and_their_sizes_are_kept(objects):
     for image, target, (height, width) in zip(pixels, targets, targets.sizes, strict=True):
         assert not image[:, height:].any()
         assert not image[:, :, width:].any()
-        assert target["masks"].shape[1:] == (height, width)
+        assert target["maps"].shape[1:] == (height, width)
         assert (target["boxes"][:, 2] <= width).all()
     halves = targets.tensor_split(2)
     assert [len(half) for half in halves] == [4, 4]

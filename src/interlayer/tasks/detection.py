@@ -36,6 +36,7 @@ from .detection_sections import detection_comparison_sections, detection_run_sec
 from .drawing import draw_detections
 from .evaluator import Evaluator
 from .metric import Metric
+from .overlaid_masks import masks_of
 from .padded import PaddedTargets, sizes_of
 from .show import MIN_SCORE, FinishedRun, ImageSource, Section, Table
 from .task import TaskError
@@ -52,6 +53,7 @@ LOSSES_OF = {
 }
 DETECTIONS = {"faster_rcnn": "box_detections_per_img", "mask_rcnn": "box_detections_per_img"}
 ENTRIES = ("boxes", "labels", "area", "iscrowd")
+MASKS = ("masks", "maps", "numbers")  # the masks in evaluation, and what training has instead: see overlaid_masks.py
 
 
 class Detection(DenseTask):
@@ -121,7 +123,7 @@ class Detection(DenseTask):
     def target_of(self, target: Any, image: Tensor) -> dict[str, Tensor]:
         if not isinstance(target, dict):
             return {}
-        keys = (*ENTRIES, "masks") if self.annotations == "masks" else ENTRIES
+        keys = (*ENTRIES, *MASKS) if self.annotations == "masks" else ENTRIES
         return {key: plain(target[key]) for key in keys if key in target}
 
     def example_targets(self, images: Tensor) -> PaddedTargets:
@@ -130,7 +132,8 @@ class Detection(DenseTask):
         box = torch.tensor([[width / 4, height / 4, width * 3 / 4, height * 3 / 4]])
         target = {"boxes": box, "labels": torch.zeros(1, dtype=torch.int64)}
         if self.annotations == "masks":
-            target["masks"] = torch.ones(1, height, width, dtype=torch.bool)
+            target["maps"] = torch.ones(1, height, width, dtype=torch.int32)
+            target["numbers"] = torch.ones(1, dtype=torch.int32)
         return PaddedTargets([(height, width)] * len(images), [target] * len(images)).to(images.device)
 
     @property
@@ -144,14 +147,16 @@ class Detection(DenseTask):
         """Returns torchvision's losses in training; in evaluation the detections of each image, with labels from 0."""
         views = [image[:, :h, :w] for image, (h, w) in zip(images, sizes_of(images, targets), strict=True)]
         if model.training:
-            keys = ("boxes", "masks") if self.annotations == "masks" else ("boxes",)
-            wanted = [
-                {"labels": target["labels"] + self.first_label, **{key: target[key] for key in keys}}
-                for target in targets
-            ]
-            return model(views, wanted)
+            return model(views, [self._objects(target) for target in targets])
         found = model(views)
         return [{**entry, "labels": entry["labels"] - self.first_label} for entry in found]
+
+    def _objects(self, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the target of an image as torchvision's detectors take it in training."""
+        objects = {"boxes": target["boxes"], "labels": target["labels"] + self.first_label}
+        if self.annotations == "masks":
+            objects["masks"] = masks_of(target["maps"], target["numbers"])
+        return objects
 
     def loss(self, outputs: Mapping[str, Tensor], targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
         losses = {LOSSES[name]: value.float() for name, value in outputs.items()}

@@ -11,12 +11,13 @@ from torchvision.ops import masks_to_boxes
 from torchvision.transforms import v2
 
 from interlayer.tasks import make_task
+from interlayer.tasks.overlaid_masks import masks_of
 from interlayer.training import load_recipe
 from interlayer.training.data.annotated import annotation_problems
 from interlayer.training.data.aspect_ratio import AspectRatioSampler, grouped_order
 from interlayer.training.data.coco import read_coco
 from interlayer.training.data.images import Subset, Unusable
-from interlayer.training.data.joint_transforms import HALONET_JITTER, JointTransform, LoadedSamples
+from interlayer.training.data.joint_transforms import HALONET_JITTER, JointTransform, LoadedSamples, OverlayMasks
 from interlayer.training.data.mask_folders import IGNORED, LabelMaps, read_instances
 from interlayer.training.keys import RecipeError
 
@@ -34,6 +35,8 @@ def load(images, seed=0, **options):
     pixels, target, index = LoadedSamples(images, JointTransform(**options).training())[seed, 0]
     assert index == 0
     assert type(pixels) is torch.Tensor
+    if isinstance(target, dict) and "maps" in target:
+        target["masks"] = masks_of(target["maps"], target["numbers"])
     return pixels, target
 
 
@@ -67,6 +70,31 @@ def test_flips_move_boxes_and_masks_with_the_pixels(images, flip, vertical_flip)
     left, right = (40 - right, 40 - left) if flip else (left, right)
     top, bottom = (30 - bottom, 30 - top) if vertical_flip else (top, bottom)
     assert target["boxes"][0].tolist() == [left, top, right, bottom]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"short_sides": (20, 47, 61), "long_side": 99, "vertical_flip": 0.5},
+        {"crop": 37, "scale_jitter": (0.4, 2.5)},
+        {"crop": 25, "short_sides": (20, 47), "long_side": 90, "windows": True},
+    ],
+)
+def test_masks_are_those_of_torchvision_which_transforms_each_of_them(tmp_path, options, seed):
+    """They travel as maps of numbers, also where objects overlap."""
+    write_image(tmp_path / "images" / "a.png", WIDE)
+    for name, box in enumerate([[5, 6, 10, 8], [12, 10, 20, 20], [0, 0, 7, 7], [13, 11, 6, 9], [33, 23, 7, 7]]):
+        write_png(tmp_path / "masks" / "a" / f"{name}.png", box_mask(WIDE, box) * 255)
+    images = read_instances(tmp_path / "images", tmp_path / "masks", annotation_problems("fail"))
+    pixels, target = load(images, seed, **options)
+    overlay, *others = JointTransform(**options).training().transforms
+    assert isinstance(overlay, OverlayMasks)
+    theirs, expected, _ = LoadedSamples(images, v2.Compose(others))[seed, 0]
+    assert torch.equal(pixels, theirs)
+    assert torch.equal(target["masks"], expected["masks"].as_subclass(torch.Tensor))
+    for key in ("boxes", "labels", "area", "iscrowd"):
+        assert torch.equal(target[key], expected[key])
 
 
 @pytest.mark.parametrize("seed", range(10))

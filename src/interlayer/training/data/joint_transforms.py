@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 
 from ...tasks import Task
 from ...tasks.label_maps import IGNORED
+from ...tasks.overlaid_masks import overlay_masks
 from ..keys import RecipeError
 from ..recipe import Recipe
 from .annotated import AnnotationError
@@ -85,9 +86,12 @@ class JointTransform:
             )
 
     def training(self) -> nn.Module:
-        """Returns the transform of (image, target), in which the target is a dictionary with boxes, or a label map."""
+        """Returns the transform of (image, target), in which the target is a dictionary with boxes, or a label map.
+
+        In the target that it returns, masks are ``maps`` and ``numbers``: see `interlayer.tasks.overlaid_masks`.
+        """
         flips = [v2.RandomHorizontalFlip(self.flip), v2.RandomVerticalFlip(self.vertical_flip)]
-        return v2.Compose([*self._resize(), *flips, *self._colors(), DropLostObjects()])
+        return v2.Compose([OverlayMasks(), *self._resize(), *flips, *self._colors(), DropLostObjects()])
 
     def _colors(self) -> list[nn.Module]:
         strength = self.color_jitter
@@ -103,20 +107,35 @@ class JointTransform:
         return [sides if self.windows else jitter, v2.RandomCrop(size, pad_if_needed=True, fill=fill)]
 
 
+class OverlayMasks(nn.Module):
+    """Replaces the masks of objects by ``maps`` and ``numbers``: see `interlayer.tasks.overlaid_masks`."""
+
+    def forward(self, image: Any, target: Any) -> tuple[Any, Any]:
+        if not isinstance(target, dict) or "masks" not in target:
+            return image, target
+        others = {key: value for key, value in target.items() if key != "masks"}
+        maps = overlay_masks(target["masks"].as_subclass(Tensor))
+        numbers = torch.arange(1, 1 + len(target["masks"]), dtype=torch.int32)
+        return image, {**others, "maps": tv_tensors.Mask(maps), "numbers": numbers}
+
+
 class DropLostObjects(nn.Module):
-    """Removes the objects of which a crop left less than a pixel, with their labels and masks. Keeps label maps."""
+    """Removes the objects of which a crop left less than a pixel, with their labels. Keeps label maps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sanitize = v2.SanitizeBoundingBoxes(min_size=1, labels_getter=_entries_of_objects)
 
     def forward(self, image: Any, target: Any) -> tuple[Any, Any]:
-        return self.sanitize(image, target) if isinstance(target, dict) else (image, target)
+        if not isinstance(target, dict):
+            return image, target
+        maps = {key: value.as_subclass(Tensor) for key, value in target.items() if key == "maps"}  # not one per object
+        return self.sanitize(image, {**target, **maps})
 
 
 def _entries_of_objects(sample: tuple[Any, dict[str, Any]]) -> tuple[Tensor, ...]:
-    """Returns the entries of a target that have a value for each object, apart from boxes and masks."""
-    return tuple(sample[1][key] for key in ("labels", "area", "iscrowd"))
+    """Returns the entries of a target that have a value for each object, apart from boxes."""
+    return tuple(sample[1][key] for key in ("labels", "area", "iscrowd", "numbers") if key in sample[1])
 
 
 class LoadedSamples(Dataset):
