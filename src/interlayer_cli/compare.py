@@ -49,6 +49,14 @@ def compare(
         bool, typer.Option("--equal-time", help="Train each network for the time that the slowest one takes.")
     ] = False,
     together: Annotated[int | None, typer.Option(min=1, help="Number of runs that share the GPU at a time.")] = None,
+    side_by_side: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of runs that train at a time, each in a process of its own: faster for detectors and others "
+            "that keep the processor busy.",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder; by default a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the comparison in --output.")] = False,
     budget: Budget = None,
@@ -75,7 +83,7 @@ def compare(
 
     log_to_stderr()
     stop.prepare()
-    check_overrides(overrides or [], ("seeds", "together", "output", "recipe", "control", "budget"))
+    check_overrides(overrides or [], ("seeds", "together", "side_by_side", "output", "recipe", "control", "budget"))
     controls: Controls = not (recipe or model or data) if control is None else control
     if mildest_control:
         if control is False:
@@ -97,8 +105,8 @@ def compare(
         with stop.listening(), showing(total, folder) as show:
             comparison = run(
                 resolved, models, folder, seeds=wanted, control=controls, equal_time=equal_time, resume=resume,
-                together=together, stop=stop, show=show, on_start=opening_lines(finetuning_advice(recipe, resolved)),
-                command=command_line(),
+                together=together, side_by_side=side_by_side, stop=stop, show=show,
+                on_start=opening_lines(finetuning_advice(recipe, resolved)), command=command_line(),
             )  # fmt: skip
     except Stopped as stopped:
         if is_main_process():

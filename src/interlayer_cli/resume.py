@@ -70,5 +70,6 @@ def _resume_comparison(folder: Path, overrides: list[str] | None, *, control: bo
     record = read_record(folder)
     compare(
         overrides, recipe=str(folder / RECIPE_FILE), model=record.models, seeds=seeds_text(record.seeds),
-        control=control, together=record.together, output=folder, resume=True, budget=budget,
+        control=control, together=record.together, side_by_side=record.side_by_side, output=folder, resume=True,
+        budget=budget,
     )  # fmt: skip

@@ -129,7 +129,8 @@ def check_overrides(overrides: list[str], options: Sequence[str] = ("output", "r
             raise ValueError(f"expected key=value, got {text!r}; did you mean {option} {text}?")
         key, _, value = text.partition("=")
         if key in options:
-            raise ValueError(f"{key} is an option of the command, not a key of recipes: write --{key} {value}")
+            option = f"--{key.replace('_', '-')}"
+            raise ValueError(f"{key} is an option of the command, not a key of recipes: write {option} {value}")
 
 
 def key_advice(error: Any) -> str:

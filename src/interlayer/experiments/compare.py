@@ -6,7 +6,7 @@ headline metric, results.py for what a comparison returns, and stored.py for how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..training.setup import check_start
 from .costs import equal_time_epochs, measured_epoch_seconds, static_cost
 from .record import RECORD_FILE, ComparisonRecord, Controls, read_record, write_record
 from .results import Comparison, as_json, controls_among
+from .side_by_side import train_side_by_side
 from .stored import read_comparison, run_folder
 from .turns import in_turns
 
@@ -100,6 +101,7 @@ def compare(
     equal_time: bool = False,
     resume: bool = False,
     together: int | None = None,
+    side_by_side: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     show: Callable[[Progress], None] = lambda progress: None,
     on_start: Callable[[Overview], None] = lambda overview: None,
@@ -119,6 +121,8 @@ def compare(
         resume: whether to resume the comparison that is in the folder. Networks can be added to it, such as controls.
         together: the number of runs that share the GPU at a time; if None, four classifiers, and one of everything
             else.
+        side_by_side: the number of runs that train at a time, each in a process of its own, instead of ``together``.
+            It is faster where the processor limits a run, as it does a detector.
         stop: called after every step; if it returns True, checkpoints are saved and `Stopped` is raised.
         show: called with the progress of the runs.
         on_start: called on rank 0 with what each run understood, before its first step.
@@ -131,11 +135,14 @@ def compare(
     processes = init_processes(recipe)
     folder = processes.broadcast(folder)
     data = open_data(recipe)
-    record = _record(folder, names, seeds, control, equal_time, together, command, resume=resume)
+    number = _at_a_time(together, side_by_side, recipe, processes)
+    wanted = ComparisonRecord(
+        names, list(seeds), together, command, control, equal_time=equal_time, side_by_side=side_by_side
+    )
+    record = _record(folder, wanted, resume=resume)
     for name in names:  # before anything is measured, so that unknown names and unsuitable networks fail early
         check_start(recipe_for(recipe, name, seeds[0]))
-    together = _together(together, recipe, processes)
-    record = replace(record, shared=min(together, len(names) * len(seeds)))
+    record = replace(record, shared=min(number, len(names) * len(seeds)))
     measuring = _Measuring(record, recipe, data, processes, folder, stop=stop, show=show)
 
     def write(record: ComparisonRecord) -> None:
@@ -162,14 +169,19 @@ def compare(
                 show(Progress(path, "done", own.epochs, own.epochs, 0, 0))
             else:
                 unfinished.append((path, own))
-    trainers = (
-        Trainer(
-            own, path, resume=resume, data=data, processes=processes, stop=stop, show=show, on_start=on_start,
-            command=command, separate_random_state=together > 1,
-        )
-        for path, own in unfinished
-    )  # fmt: skip
-    for progress in in_turns(trainers, together, lambda: processes.any(stop())):
+    runs: Iterator[Progress]
+    if side_by_side is not None:
+        runs = train_side_by_side(unfinished, number, resume=resume, stop=stop, on_start=on_start, command=command)
+    else:
+        trainers = (
+            Trainer(
+                own, path, resume=resume, data=data, processes=processes, stop=stop, show=show, on_start=on_start,
+                command=command, separate_random_state=number > 1,
+            )
+            for path, own in unfinished
+        )  # fmt: skip
+        runs = in_turns(trainers, number, lambda: processes.any(stop()))
+    for progress in runs:
         show(progress)
     notes = [*data.notes, *(_plain_controls(names, recipe) if record.control else ())]
     asked = replace(record, models=names, seeds=list(seeds), command=command)
@@ -179,30 +191,20 @@ def compare(
     return comparison
 
 
-def _record(
-    folder: Path,
-    names: Sequence[str],
-    seeds: Sequence[int],
-    control: Controls,
-    equal_time: bool,
-    together: int | None,
-    command: str,
-    *,
-    resume: bool,
-) -> ComparisonRecord:
-    """Returns the record of the comparison that is resumed, with networks that it did not have yet, or a new one."""
-    record = ComparisonRecord(list(names), list(seeds), together, command, control, equal_time=equal_time)
+def _record(folder: Path, wanted: ComparisonRecord, *, resume: bool) -> ComparisonRecord:
+    """Returns the wanted record, or that of the comparison that is resumed, with networks that it did not have yet."""
     if not resume or not (folder / RECORD_FILE).exists():
-        return record
+        return wanted
     known = read_record(folder)
-    if equal_time and not known.equal_time:
+    if wanted.equal_time and not known.equal_time:
         raise TrainingError(
             f"{folder} was started without --equal-time, so its runs have the epochs of the recipe: choose another "
             f"folder"
         )
+    names = wanted.models
     models = names if set(known.models) <= set(names) else dict.fromkeys([*known.models, *names])
-    seeds = sorted({*known.seeds, *seeds})
-    return replace(known, models=list(models), seeds=seeds, control=control or known.control)
+    seeds = sorted({*known.seeds, *wanted.seeds})
+    return replace(known, models=list(models), seeds=seeds, control=wanted.control or known.control)
 
 
 class _Measuring:
@@ -278,13 +280,20 @@ def _plain_controls(names: Sequence[str], recipe: Recipe) -> list[str]:
     ]
 
 
-def _together(asked: int | None, recipe: Recipe, processes: Processes) -> int:
-    """Returns the number of runs that share the device. Several runs need a single process."""
-    possible = processes.world_size == 1 and recipe.precision != "float16"
-    if asked is None:
+def _at_a_time(together: int | None, side_by_side: int | None, recipe: Recipe, processes: Processes) -> int:
+    """Returns the number of runs that train at a time. Several runs need a single process."""
+    alone = processes.world_size == 1
+    if side_by_side is not None:
+        if together is not None:
+            raise TrainingError("--together lets runs alternate, and --side-by-side does not: give one of them")
+        if not alone:
+            raise TrainingError(f"--side-by-side {side_by_side} starts processes itself: run it without torchrun")
+        return side_by_side
+    possible = alone and recipe.precision != "float16"
+    if together is None:
         # A detector waits for the processor at every step, so that several in turns are no faster than one by one.
         useful = processes.device.type == "cuda" and task_class(recipe.task).annotations == "labels"
         return TOGETHER if possible and useful else 1
-    if asked > 1 and not possible:
-        raise TrainingError(f"--together {asked} needs one process and a precision other than float16")
-    return asked
+    if together > 1 and not possible:
+        raise TrainingError(f"--together {together} needs one process and a precision other than float16")
+    return together

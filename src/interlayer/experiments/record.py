@@ -31,6 +31,7 @@ class ComparisonRecord:
         costs: the fields of `StaticCost` of each network; empty in the record of an earlier version.
         shared: the number of runs that shared the device.
         equal_time: whether all networks train for the same time.
+        side_by_side: the number of runs that train in processes of their own, if it was given.
     """
 
     models: list[str]
@@ -43,6 +44,7 @@ class ComparisonRecord:
     costs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     shared: int = 1
     equal_time: bool = False
+    side_by_side: int | None = None
 
 
 def write_record(folder: Path, recipe: Recipe, record: ComparisonRecord) -> None:

@@ -1,0 +1,211 @@
+"""Trains runs side by side, each in a process of its own.
+
+Runs that alternate in one process (turns.py) share its interpreter: four classifiers fill a GPU together if their steps
+are captured as CUDA graphs, but a network that keeps the processor busy, such as a detector, or one whose images are
+augmented by the processor, is as fast alone. Processes of their own use the other cores.
+
+A process sends its progress, its opening lines and its warnings to the caller, who shows them. The runs stop together:
+on request, if one of them fails, and if the process of the caller is gone, each with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from logging.handlers import QueueHandler
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..training import Progress, Recipe, Stopped, TrainingError, train
+from ..training.data import open_data
+from ..training.overview import Overview
+from ..training.stop import prepare_worker_signals
+
+logger = logging.getLogger("interlayer")
+ASK_SECONDS = 2.0  # at most, between two questions whether to stop
+STOP_SECONDS = 60.0  # in which a process that was asked to stop has to save its checkpoint if the caller fails
+Runs = Sequence[tuple[Path, Recipe]]
+
+
+class _RunProcess:
+    """The process of one run.
+
+    Attributes:
+        connection: receives what the run sends.
+        reported: whether it has made progress since the caller last asked whether to stop.
+    """
+
+    def __init__(self, context: Any, folder: Path, recipe: Recipe, *others: Any) -> None:
+        self.folder, self.reported = folder, False
+        self.connection, sender = context.Pipe(duplex=False)
+        # Not a daemon, which could not start workers that load images.
+        arguments = (sender, os.getpid(), recipe, folder, *others)
+        self.process = context.Process(target=_run, args=arguments, name=f"training in {folder}")
+        self.process.start()
+        sender.close()  # so that the connection ends with the process
+
+    def close(self, seconds: float) -> None:
+        """Waits for the process, and kills it if it takes longer."""
+        with suppress(OSError):
+            self.connection.close()
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def train_side_by_side(
+    runs: Runs,
+    number: int,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    on_start: Callable[[Overview], None] = lambda overview: None,
+    command: str = "",
+) -> Iterator[Progress]:
+    """Trains runs, up to ``number`` at a time, and yields their progress.
+
+    When one ends, the next one starts. If a stop is requested, or if a run fails, no further one starts, and every
+    other one saves a checkpoint before `Stopped` or the error is raised.
+
+    Args:
+        runs: folders and recipes.
+        number: the number of runs at a time, among which the cores of the machine are divided.
+        resume: whether to resume the runs that are in the folders.
+        stop: returns whether a stop is requested. It is called when every run has made a step since the last time.
+        on_start: called with what each run understood.
+        command: the command that reproduces the runs, for the record.
+    """
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    asked = context.Event()
+    cores = max(1, available_cores() // min(number, max(1, len(runs))))
+    waiting, active = deque(runs), dict[Connection, _RunProcess]()
+    ended: Exception | None = None
+    said: set[str] = set()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # what this process has reserved is free for the others
+    patience, last_asked = STOP_SECONDS, time.monotonic()
+    try:
+        while True:
+            while ended is None and waiting and len(active) < number:
+                if stop():
+                    ended = Stopped("stopped before the next run")
+                    asked.set()
+                else:
+                    folder, recipe = waiting.popleft()
+                    recipe = recipe.replace(workers=min(recipe.workers, cores))
+                    run = _RunProcess(context, folder, recipe, resume, command, asked, cores)
+                    active[run.connection] = run
+            if not active:
+                break
+            for connection in wait(list(active), timeout=ASK_SECONDS):
+                run = active[connection]  # type: ignore[index]
+                received = _receive(run)
+                if isinstance(received, Progress):
+                    run.reported = True
+                    yield received
+                elif isinstance(received, Overview):
+                    on_start(received)
+                elif isinstance(received, logging.LogRecord):
+                    if received.getMessage() not in said:  # every run finds the same unusable images
+                        said.add(received.getMessage())
+                        logger.handle(received)
+                else:
+                    del active[run.connection]
+                    run.close(STOP_SECONDS)
+                    if received is not None and (ended is None or not isinstance(received, Stopped)):
+                        ended = received
+                        asked.set()
+            now = time.monotonic()
+            if all(run.reported for run in active.values()) or now - last_asked > ASK_SECONDS:
+                last_asked = now
+                for run in active.values():
+                    run.reported = False
+                if stop():
+                    asked.set()
+        if ended is not None:
+            raise ended
+    except KeyboardInterrupt:  # a second Ctrl-C
+        patience = 0.0
+        raise
+    finally:
+        asked.set()
+        for run in active.values():
+            run.close(patience)
+
+
+def available_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _receive(run: _RunProcess) -> Any:
+    """Returns what a run sent: an error that ended it, or None if it is done, come last."""
+    try:
+        return run.connection.recv()
+    except (EOFError, OSError):
+        run.process.join(STOP_SECONDS)
+        return TrainingError(
+            f"the process that trained {run.folder} ended with exit code {run.process.exitcode} and no message: was it "
+            f"killed, or out of memory? Its last checkpoint can be resumed"
+        )
+
+
+def _run(
+    sender: Connection, caller: int, recipe: Recipe, folder: Path, resume: bool, command: str, asked: Any, cores: int
+) -> None:
+    """Trains one run in this process."""
+    prepare_worker_signals()  # the caller gets them, too, and asks for a stop
+    torch.set_num_threads(cores)
+
+    def send(message: Any) -> None:
+        with suppress(OSError):  # the caller is gone, for which the run stops
+            sender.send(message)
+
+    logger.addHandler(_Sending(send))
+    logger.propagate = False
+    try:
+        with _quiet():  # the caller has opened the same data
+            data = open_data(recipe)
+        train(
+            recipe, folder, resume=resume, data=data, show=send, on_start=send, command=command,
+            stop=lambda: asked.is_set() or os.getppid() != caller,
+        )  # fmt: skip
+        send(None)
+    except Stopped as stopped:
+        send(stopped)
+    except Exception as error:
+        by_user = isinstance(error, (ValueError, OSError, ImportError))
+        failure = TrainingError(str(error)) if by_user else RuntimeError(f"the run in {folder} failed: {error!r}")
+        failure.add_note(traceback.format_exc())  # instead of what cannot be sent
+        send(failure)
+
+
+class _Sending(QueueHandler):
+    """Sends the records of a log, formatted."""
+
+    def __init__(self, send: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.send = send
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.send(record)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
