@@ -9,7 +9,8 @@ from interlayer.ops import _triton
 from interlayer.ops._triton import runtime
 
 
-def _modules() -> list[ModuleType]:
+def kernel_modules() -> list[ModuleType]:
+    """Returns the files of kernels."""
     return [importlib.import_module(f"{_triton.__name__}.{m.name}") for m in pkgutil.iter_modules(_triton.__path__)]
 
 
@@ -21,7 +22,7 @@ def find_kernels() -> set[str]:
     """Returns the names of all kernels, each with that of its file."""
     return {
         _name(value)
-        for module in _modules()
+        for module in kernel_modules()
         for name, value in vars(module).items()
         if name.endswith("_kernel") and hasattr(value, "fn")
     }
@@ -36,7 +37,7 @@ def record_launches() -> list[str]:
         launched.append(_name(kernel))
         original(kernel, *args, **constants)
 
-    for module in _modules():
+    for module in kernel_modules():
         if hasattr(module, "run_kernel"):
             module.run_kernel = run_kernel  # type: ignore[attr-defined]
     return launched

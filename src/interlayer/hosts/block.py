@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..mechanisms.modules import member
 from ..mechanisms.protocol import BlockMechanism, BlockValues, MemoryScope, Place
 from .carried import Carried, refuse_reentrant
 from .extending import Extended, extend, original_class, restore
@@ -44,7 +45,7 @@ class Entry:
 
     def mechanism_in(self, block: Any) -> BlockMechanism:
         """Returns the module, given the block that holds it or refers to it."""
-        return getattr(block, self.key) if self.shared is None else self.shared
+        return member(block, self.key) if self.shared is None else self.shared
 
     def memory_from(self, memories: dict[str, Any]) -> Any:
         """Returns this mechanism's memory from those that arrived, or None in the first block of its scope."""
@@ -90,7 +91,9 @@ class AttachedBlock(Extended):
         layout = self.interlayer_layout
         if layout is not None and any(mechanism.reads_map for _, mechanism in held):
             grid = layout.grid_of(values.output, grid, args, kwargs)
-            values = values._replace(input=x, layout=layout, grid=grid)
+            values = BlockValues(
+                x, values.output, values.shortcut, values.projected, layout, grid, values.branch_factor, values.open_end
+            )
 
         output = values.output
         for entry, mechanism in held:

@@ -8,7 +8,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from .. import ops
-from .hooks import has_hooks
+from .modules import has_hooks, member
 
 
 def norm_unsupported_reason(norm: nn.Module | None) -> str | None:
@@ -28,7 +28,8 @@ def norm_unsupported_reason(norm: nn.Module | None) -> str | None:
 def norm_arguments(norm: Any) -> ops.BatchNormArguments:
     """Returns the arguments of a norm for which `norm_unsupported_reason` is None, and counts the batch in training."""
     if norm.training:
-        norm.num_batches_tracked.add_(1)
+        member(norm, "num_batches_tracked").add_(1)
     return ops.BatchNormArguments(
-        norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.training, norm.momentum, norm.eps
-    )
+        member(norm, "weight"), member(norm, "bias"), member(norm, "running_mean"),
+        member(norm, "running_var"), norm.training, norm.momentum, norm.eps,
+    )  # fmt: skip

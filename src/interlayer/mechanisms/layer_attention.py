@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .description import record_description
+from .modules import member
 from .options import Init, Reading, expect_choice
 from .protocol import BlockMechanism, BlockValues, MemoryScope, Place, TokenGrid
 
@@ -193,8 +194,10 @@ class LayerAttention(BlockMechanism):
 
     def _drop_path_mask(self, x: Tensor) -> Tensor | None:
         """Returns the factor of each sample's attention, [B]: 0, or 1 / (1 - rate). None if nothing is dropped."""
-        rate = getattr(self.drop_path, "drop_prob", 0.0)
-        if not self.training or not rate:
+        if not self.training or type(drop_path := member(self, "drop_path")) is nn.Identity:
+            return None
+        rate = getattr(drop_path, "drop_prob", 0.0)
+        if not rate:
             return None
         return x.new_empty(x.shape[0]).bernoulli_(1 - rate).div_(1 - rate)
 
@@ -232,7 +235,7 @@ class LayerAttention(BlockMechanism):
         """Returns queries and keys, [N, D] each, of N averaged maps [N, C]."""
         if self.projection == "linear":
             return self.query(pooled), self.key(pooled)
-        return ops.channel_projections(pooled, self.query.weight, self.key.weight)
+        return ops.channel_projections(pooled, *self.projection_weights())
 
     def queries_and_keys(
         self, x: Tensor, *, end: ops.BlockEnd | None = None, token_grid: TokenGrid | None = None
@@ -248,14 +251,20 @@ class LayerAttention(BlockMechanism):
         query, key = self.project(layer_norm_of_map(self.norm_in, x).mean((2, 3)))
         return query.unflatten(-1, (self.heads, -1)), key.unflatten(-1, (self.heads, -1))
 
+    def projection_weights(self) -> tuple[Tensor, Tensor]:
+        """Returns the weights of the convolutions for q and k."""
+        return member(member(self, "query"), "weight"), member(member(self, "key"), "weight")
+
     @property
     def value_weight(self) -> Tensor | None:
-        return None if self.value is None else self.value.weight
+        value = member(self, "value")
+        return None if value is None else member(value, "weight")
 
     def report_scores(self, scores: Tensor) -> None:
         """Passes the attention weights, [B, heads] or [B, heads, t], to the forward hooks of `scores`."""
-        if self.scores._forward_hooks or self.scores._forward_pre_hooks:  # a call takes longer than a small kernel
-            self.scores(scores[..., None] if scores.dim() == 2 else scores)
+        hooked = member(self, "scores")
+        if hooked._forward_hooks or hooked._forward_pre_hooks:  # a call takes longer than a small kernel
+            hooked(scores[..., None] if scores.dim() == 2 else scores)
 
     def describe(self) -> dict[str, str]:
         """Returns the properties that the tensors do not determine, although they change the computed function."""

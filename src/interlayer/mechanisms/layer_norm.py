@@ -7,14 +7,14 @@ from typing import Any
 from torch import nn
 
 from .. import ops
-from .hooks import has_hooks
+from .modules import has_hooks, member
 
 
 def layer_norm_unsupported_reason(norm: nn.Module | None) -> str | None:
     """Returns the reason why an operation cannot compute a layer norm over channels from its tensors, or None."""
     if type(norm) is not nn.LayerNorm:
         return f"the norm must be a LayerNorm, got {type(norm).__name__}"
-    if norm.weight is None or norm.bias is None or len(norm.normalized_shape) != 1:
+    if member(norm, "weight") is None or member(norm, "bias") is None or len(norm.normalized_shape) != 1:
         return "the norm must have a weight and a bias for each channel"
     if has_hooks(norm):
         return "the norm has hooks"
@@ -23,4 +23,4 @@ def layer_norm_unsupported_reason(norm: nn.Module | None) -> str | None:
 
 def layer_norm_arguments(norm: Any) -> ops.LayerNormArguments:
     """Returns the arguments of a norm for which `layer_norm_unsupported_reason` is None."""
-    return ops.LayerNormArguments(norm.weight, norm.bias, norm.eps)
+    return ops.LayerNormArguments(member(norm, "weight"), member(norm, "bias"), norm.eps)

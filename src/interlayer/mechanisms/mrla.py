@@ -52,6 +52,7 @@ from .. import ops
 from .batch_norm import norm_arguments, norm_unsupported_reason
 from .layer_attention import LayerAttention, Readings, layer_norm_of_map
 from .layer_norm import layer_norm_arguments, layer_norm_unsupported_reason
+from .modules import member
 from .options import Init, expect_choice
 from .protocol import TokenGrid
 
@@ -106,7 +107,8 @@ class MRLALight(LayerAttention):
         return {**super().describe(), "memory": str(self.memory)}
 
     def is_one_operation(self) -> bool:
-        return self.value is not None and self.projection == "conv1d" and norm_unsupported_reason(self.norm) is None
+        convolutions = self.projection == "conv1d" and member(self, "value") is not None
+        return convolutions and norm_unsupported_reason(member(self, "norm")) is None
 
     def ends_block(self, x: Tensor) -> bool:
         return self.is_one_operation() and ops.supports_open_end(x)
@@ -116,16 +118,17 @@ class MRLALight(LayerAttention):
     ) -> tuple[Tensor, Any]:
         query, key, previous = self._operands(memory, shortcut)
         x, output, gate = ops.light_layer(
-            x, query, key, self.value_weight, previous, self.decay, norm_arguments(self.norm), mask,
-            heads=self.heads, end=end,
+            x, query, key, self.value_weight, previous, member(self, "decay"), norm_arguments(member(self, "norm")),
+            mask, heads=self.heads, end=end,
         )  # fmt: skip
         return x, self._pass_on(output, gate)
 
     def takes_tokens(self) -> bool:
-        norms = [self.norm_in] if self.norm_previous is None else [self.norm_in, self.norm_previous]
+        norm, norm_previous = member(self, "norm_in"), member(self, "norm_previous")
+        norms = [norm] if norm_previous is None else [norm, norm_previous]
         return (
-            self.value is not None
-            and self.projection == "conv1d"
+            self.projection == "conv1d"
+            and member(self, "value") is not None
             and all(layer_norm_unsupported_reason(norm) is None for norm in norms)
         )
 
@@ -133,16 +136,17 @@ class MRLALight(LayerAttention):
         self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, grid: TokenGrid
     ) -> tuple[Tensor, Any]:
         query, key, previous = self._operands(memory, shortcut)
-        norm_previous = None if self.norm_previous is None else layer_norm_arguments(self.norm_previous)
+        norm, previous_norm = layer_norm_arguments(member(self, "norm_in")), member(self, "norm_previous")
+        norm_previous = None if previous_norm is None else layer_norm_arguments(previous_norm)
         x, output, gate = ops.light_tokens(
-            x, query, key, self.value_weight, previous, self.decay, layer_norm_arguments(self.norm_in), norm_previous,
+            x, query, key, self.value_weight, previous, member(self, "decay"), norm, norm_previous,
             mask, heads=self.heads, grid=grid[:2], prefix=grid.prefix, add_prefix=self.add_prefix,
         )  # fmt: skip
         return x, self._pass_on(output, gate)
 
     def _operands(self, memory: Any, shortcut: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Returns the weights for q and k, and O_{t-1}."""
-        query, key = (self.query.weight, self.key.weight) if self.attention else (None, None)
+        query, key = self.projection_weights() if self.attention else (None, None)
         return query, key, (shortcut if self.reads_shortcut else memory) if self.memory else None
 
     def _pass_on(self, output: Tensor, gate: Tensor | None) -> Tensor | None:
@@ -195,9 +199,9 @@ class MRLABase(LayerAttention):
         expect_choice("init", init, ("paper", "identity"))
 
     def is_one_operation(self) -> bool:
-        convolutions = self.value is not None and self.projection == "conv1d"
+        convolutions = self.projection == "conv1d" and member(self, "value") is not None
         one = self.weighting == "softmax" and convolutions if self.attention else not self.relu
-        return one and norm_unsupported_reason(self.norm) is None
+        return one and norm_unsupported_reason(member(self, "norm")) is None
 
     def ends_block(self, x: Tensor) -> bool:
         return self.is_one_operation() and ops.supports_open_end(x)
@@ -211,26 +215,26 @@ class MRLABase(LayerAttention):
                 x, None, None, self.value_weight, None, None, norm_arguments(self.norm), mask, heads=self.heads, end=end
             )[0], None
         keys, values = memory if memory is not None else ((), ())
-        assert self.value is not None
         x, weights, keys, values = ops.base_layer(
-            x, self.query.weight, self.key.weight, self.value.weight, keys, values, norm_arguments(self.norm), mask,
-            heads=self.heads, relu=self.relu, end=end,
+            x, *self.projection_weights(), self.value_weight, keys, values, norm_arguments(member(self, "norm")),
+            mask, heads=self.heads, relu=self.relu, end=end,
         )  # fmt: skip
         self.report_scores(weights)
         return x, (keys, values)
 
     def takes_tokens(self) -> bool:
-        convolutions = self.value is not None and self.projection == "conv1d"
+        convolutions = self.projection == "conv1d" and member(self, "value") is not None
         one = self.weighting == "softmax" and convolutions and self.attention
-        return one and layer_norm_unsupported_reason(self.norm_in) is None
+        return one and layer_norm_unsupported_reason(member(self, "norm_in")) is None
 
     def run_tokens(
         self, x: Tensor, memory: Any, shortcut: Tensor | None, mask: Tensor | None, grid: TokenGrid
     ) -> tuple[Tensor, Any]:
         keys, values = memory if memory is not None else ((), ())
         x, weights, keys, values = ops.base_tokens(
-            x, self.query.weight, self.key.weight, self.value_weight, keys, values, layer_norm_arguments(self.norm_in),
-            mask, heads=self.heads, grid=grid[:2], prefix=grid.prefix, add_prefix=self.add_prefix,
+            x, *self.projection_weights(), self.value_weight, keys, values,
+            layer_norm_arguments(member(self, "norm_in")), mask, heads=self.heads, grid=grid[:2], prefix=grid.prefix,
+            add_prefix=self.add_prefix,
         )  # fmt: skip
         self.report_scores(weights)
         return x, (keys, values)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...mechanisms.batch_norm import norm_arguments, norm_unsupported_reason
-from ...mechanisms.hooks import has_hooks
+from ...mechanisms.modules import has_hooks
 from ...mechanisms.protocol import BlockValues
 from ..extending import original_class
 from ..stochastic_depth import recording

@@ -452,19 +452,20 @@ def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], device: int, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    key: list[Any] = [kernel.fn, device, *constants.items()]
+    key: list[Any] = [kernel.fn, device, *constants, *constants.values()]
     values: list[Any] = []
     addresses = 0
     for value in args:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind is int:  # Triton compiles anew for 1, for multiples of 16 and for 64 bits
+            values.append(value)
+            key.append(-1 if value == 1 else (value % 16 == 0) + 2 * (-(2**31) <= value < 2**31))
+        elif isinstance(value, Tensor):
             address = value.data_ptr()
             addresses |= address
             values.append(address)
             key.append(value.dtype)
-        elif type(value) is int:  # Triton compiles anew for 1, for multiples of 16 and for 64 bits
-            values.append(value)
-            key.append(None if value == 1 else (value % 16 == 0, -(2**31) <= value < 2**31))
-        elif type(value) is tuple:
+        elif kind is tuple:
             pointers = tuple(tensor.data_ptr() for tensor in value)
             for address in pointers:
                 addresses |= address
@@ -472,7 +473,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], device: int, args: tuple[Any, ..
             key.append(tuple(tensor.dtype for tensor in value))
         else:
             values.append(value)
-            key.append(type(value))
+            key.append(kind)
     found = None if addresses % 16 or _has_hooks() else _COMPILED.get(tuple(key))
     if found is None:
         compiled = kernel[grid](*args, **constants)
