@@ -7,7 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
+
+from .pasting import MaskPasting
 
 
 def resized_size(height: int, width: int, short_side: int, long_side: int) -> tuple[int, int]:
@@ -28,7 +29,7 @@ def resize_image(image: Tensor, short_side: int, long_side: int) -> Tensor:
     return F.interpolate(image[None].float(), size=size, mode="bilinear", align_corners=False, antialias=True)[0]
 
 
-class NormalizedImages(GeneralizedRCNNTransform):
+class NormalizedImages(MaskPasting):
     """Batches images [3, H, W] that are already normalized.
 
     Training images keep the size that the data gives them. In evaluation each image is resized once, and boxes and

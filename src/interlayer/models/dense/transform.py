@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
+
+from .pasting import MaskPasting
 
 
-class DetectorTransform(GeneralizedRCNNTransform):
+class DetectorTransform(MaskPasting):
     """torchvision's transform with fewer copies.
 
     Args:
