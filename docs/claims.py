@@ -16,6 +16,7 @@ from interlayer.experiments import finished_runs, networks_of, run_folder
 from interlayer.experiments.record import RECIPE_FILE, RECORD_FILE, ComparisonRecord, read_record
 from interlayer.experiments.stored import static_costs
 from interlayer.models.names import same_network
+from interlayer.tasks import task_class
 from interlayer.training import Recipe, TrainingError, load_recipe
 from interlayer.training.files import write_json, write_text
 from interlayer.training.recipe import differences, read_recipe
@@ -48,6 +49,7 @@ class Claim:
         commands: the comparisons; the last folder of `--output` names each of them.
         claimed: the networks that the claim says to be better than the first one.
         paper_epochs: the epochs of the paper's schedule; None if it has none.
+        metrics: names of metrics of the task that the table shows beside the one that is compared.
         figures: commands that draw what the claim is about from the finished runs.
         verdict: one sentence that begins with "shown", "not shown" or "not decided", for a claim that is not about a
             difference to the first network; otherwise the runs give it.
@@ -66,6 +68,7 @@ class Claim:
     commands: list[str]
     claimed: list[str] = field(default_factory=list)
     paper_epochs: int | None = None
+    metrics: list[str] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
     verdict: str = ""
     why: str = ""
@@ -148,6 +151,12 @@ def read_claim(path: Path) -> Claim:
         for key, ours, theirs in zip(("networks", "seeds", "epochs"), stated, asked, strict=True):
             if ours != theirs:
                 raise ValueError(f"{path}: {key} {ours} are not those of the command, {theirs}")
+    for plan in claim.plans:
+        known = [metric.name for metric in task_class(plan.recipe.task).eval_metrics]
+        if unknown := set(claim.metrics) - set(known):
+            raise ValueError(
+                f"{path}: unknown metrics {', '.join(sorted(unknown))}, expected some of {', '.join(known)}"
+            )
     if strangers := set(claim.claimed) - set(claim.networks):
         raise ValueError(f"{path}: claimed {', '.join(sorted(strangers))} is not among the networks")
     if claim.verdict and not claim.verdict.lower().startswith(("shown", "not shown", "not decided")):

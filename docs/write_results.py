@@ -19,11 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean, stdev
 
 import claims as stored
 from claims import Claim, Plan
 
-from interlayer.experiments import Comparison, Result, comparison_table, finished_runs, read_comparison
+from interlayer.experiments import Comparison, Result, comparison_table, finished_runs, read_comparison, run_folder
+from interlayer.tasks import task_class
 from interlayer.training.files import write_text
 from interlayer.training.logs import read_metrics
 from interlayer.training.recipe import read_recipe
@@ -132,7 +134,8 @@ def table(state: State) -> str:
     bold = {each.network.name: not each.difference.within_noise for r in comparison.results for each in r.controls}
     controlled = any(result.controls for result in comparison.results)
     dropped = {LEFT_OUT} | (set() if controlled else {COLUMNS[1]})
-    rows = [[*(c for c in shown.columns if c not in dropped), "seeds", "schedule"]]
+    further = further_metrics(state)
+    rows = [[*(c for c in [*shown.columns[:2], *further, *shown.columns[2:]] if c not in dropped), "seeds", "schedule"]]
     for result, row in zip(comparison.results, shown.rows, strict=True):
         cells = dict(zip(shown.columns, row, strict=True))
         control, _, name = cells["network"].rpartition(" ")
@@ -143,9 +146,26 @@ def table(state: State) -> str:
         wanted = [seed for seed in state.plan.seeds if seed not in result.seeds]
         seeds = f"{len(result.seeds)} of {len(result.seeds) + len(wanted)}"
         kept = [text for column, text in cells.items() if column not in dropped]
+        kept[2:2] = [found[result.model] for found in further.values()]
         rows.append([*kept, seeds, schedule(state.plan.claim, result.cost.epochs)])
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
     return "\n".join([lines[0], "| " + " | ".join(["---"] * len(rows[0])) + " |", *lines[1:]])
+
+
+def further_metrics(state: State) -> dict[str, dict[str, str]]:
+    """Returns the metrics that the claim shows beside the one that is compared: by title, of each network, in words."""
+    plan, comparison = state.plan, state.comparison
+    assert comparison is not None
+    by_name = {metric.name: metric for metric in task_class(plan.recipe.task).eval_metrics}
+    found: dict[str, dict[str, str]] = {}
+    for metric in (by_name[name] for name in plan.claim.metrics):
+        found[metric.title] = {}
+        for result in comparison.results:
+            summaries = [read_summary(run_folder(plan.folder, result.model, seed)) for seed in result.seeds]
+            values = [summary["test"][metric.name] for summary in summaries]
+            spread = f" ± {metric.format_spread(stdev(values))}" if len(values) > 1 else ""
+            found[metric.title][result.model] = f"{metric.format(fmean(values))}{spread}"
+    return found
 
 
 def paragraph(text: str) -> str:

@@ -50,7 +50,7 @@ def test_commands_are_understood(name):
     plan = PLANS[name]
     for model in plan.models:
         check_network(model)
-    assert plan.recipe.data == "/data/cifar10"
+    assert plan.recipe.data in {"/data/cifar10", "/data/BCCD", "/data/nuclei", "/data/camvid"}
     assert all(milestone < plan.recipe.epochs for milestone in plan.recipe.milestones)
     assert plan.recipe.shortened_warmup == plan.recipe.warmup_epochs
 
@@ -62,7 +62,11 @@ def test_networks_build_and_read_images(name, model):
     task = task_of(recipe, [str(number) for number in range(10)])
     network = build_network(task).eval()
     with torch.no_grad():
-        assert network(torch.randn(1, 3, task.image_size, task.image_size)).shape == (1, 10)
+        output = task.forward(network, torch.randn(1, 3, task.image_size, task.image_size))
+    if task.annotations == "labels":
+        assert output.shape == (1, 10)
+    else:
+        assert len(output) == 1, "a label map or the detections of one image"
 
 
 @pytest.mark.parametrize("path", sorted(claims.RESULTS.rglob("*")), ids=lambda path: path.name)
@@ -156,6 +160,19 @@ def test_a_finished_comparison_is_taken_over(whole, results, monkeypatch, capsys
     assert f"```\n{COMMAND}\n```" in page
 
 
+def test_further_metrics_stand_beside_the_one_that_is_compared(whole, results):
+    claim = results(metrics=["top5"])
+    claims.add(claim, whole.folder)
+    lines = [line.split(" | ") for line in write_results.page().splitlines() if line.startswith("| ")]
+    header = next(cells for cells in lines if cells[0] == "| network")
+    assert header[1:3] == ["accuracy", "top 5"]
+    values = [json.loads((whole.folder / PLAIN / f"seed{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    mean = sum(summary["test"]["top5"] for summary in values) / 2
+    row = next(cells for cells in lines if cells[0] == f"| `{PLAIN}`")
+    assert row[2].startswith(f"{mean:.2%} ± ")
+    assert len(row) == len(header)
+
+
 def test_a_partial_comparison_is_taken_over_and_goes_on(whole, results, tmp_path, monkeypatch, capsys):
     """What is missing is listed with the command that goes on, and the end is that of an unbroken comparison."""
     folder = tmp_path / "cut"
@@ -232,6 +249,7 @@ def test_a_verdict_of_ones_own_and_why(whole, results):
         ({"id": "other"}, "id 'other' is not the name of its folder"),
         ({"verdict": "It is good."}, "the verdict must begin with"),
         ({"colour": "red"}, "unknown key colour"),
+        ({"metrics": ["box_ap"]}, "unknown metrics box_ap, expected some of accuracy"),
         ({"commands": ["interlayer train --recipe digits"]}, "expected a command `interlayer compare`"),
     ],
 )
