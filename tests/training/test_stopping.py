@@ -10,7 +10,7 @@ import pytest
 from run_folders import assert_same_run
 
 from interlayer.experiments.turns import in_turns
-from interlayer.training import Stopped, train
+from interlayer.training import Stopped, stop, train
 from interlayer.training.logs import read_metrics
 from interlayer.training.stop import RESERVE, TimeBudget, parse_duration
 
@@ -34,13 +34,35 @@ def budget(text, times):
     return [asked() for _ in times]
 
 
-def test_a_budget_keeps_time_for_checkpoints():
+@pytest.fixture
+def checkpoints(monkeypatch):
+    """Forgets the checkpoints of other tests, and returns the function that records one."""
+    monkeypatch.setattr(stop._Checkpoints, "slowest", 0.0)
+    return stop.record_checkpoint
+
+
+def test_a_budget_keeps_time_for_checkpoints(checkpoints):
     assert budget("100s", [10, 20, 79, 80]) == [False, False, False, True], "at most a fifth in reserve"
     quick = [second / 10 for second in range(1, 1000)]
     assert budget("100s", quick).index(True) == quick.index(100 - RESERVE)
     steps = [float(second) for second in range(2, 100, 2)]
+    assert steps[budget("100s", steps).index(True)] == 98, "one more step is possible"
+    for seconds in (2.0, 1.0):
+        checkpoints(seconds)
     assert steps[budget("100s", steps).index(True)] == 90, "four runs that share a device save one after another"
     assert budget("10s", [9.0, 1.0]) == [True, True], "it stays spent"
+
+
+def test_a_budget_does_not_reserve_time_for_a_beginning_that_took_long(checkpoints):
+    """A network is measured and compiled in it; at the end, steps are short."""
+    steps = [60.0, 61.0, *(62.0 + step / 2 for step in range(1100))]
+    assert steps[budget("600s", steps).index(True)] == 600 - RESERVE
+    assert steps[budget("90s", steps).index(True)] == 90 - 18, "as long as it was just now"
+
+
+def test_a_run_records_how_long_its_checkpoints_take(small, tmp_path, checkpoints):
+    train(small(epochs=1), tmp_path)
+    assert stop.slowest_checkpoint() > 0
 
 
 def test_a_budget_counts_from_its_beginning():

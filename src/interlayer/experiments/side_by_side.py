@@ -4,8 +4,8 @@ Runs that alternate in one process (turns.py) share its interpreter: four classi
 are captured as CUDA graphs, but a network that keeps the processor busy, such as a detector, or one whose images are
 augmented by the processor, is as fast alone. Processes of their own use the other cores.
 
-A process sends its progress, its opening lines and its warnings to the caller, who shows them. The runs stop together:
-on request, if one of them fails, and if the process of the caller is gone, each with a checkpoint.
+A process sends its progress, its opening lines, its warnings and the time that a checkpoint took to the caller. The
+runs stop together: on request, if one of them fails, and if the process of the caller is gone, each with a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from ..training import Progress, Recipe, Stopped, TrainingError, train
 from ..training.data import open_data
 from ..training.overview import Overview
-from ..training.stop import prepare_worker_signals
+from ..training.stop import prepare_worker_signals, record_checkpoint, slowest_checkpoint
 
 logger = logging.getLogger("interlayer")
 ASK_SECONDS = 2.0  # at most, between two questions whether to stop
@@ -113,6 +113,8 @@ def train_side_by_side(
                 if isinstance(received, Progress):
                     run.reported = True
                     yield received
+                elif isinstance(received, float):
+                    record_checkpoint(received)
                 elif isinstance(received, Overview):
                     on_start(received)
                 elif isinstance(received, logging.LogRecord):
@@ -167,8 +169,14 @@ def _run(
     prepare_worker_signals()  # the caller gets them, too, and asks for a stop
     torch.set_num_threads(cores)
 
+    slowest = 0.0
+
     def send(message: Any) -> None:
+        nonlocal slowest
         with suppress(OSError):  # the caller is gone, for which the run stops
+            if slowest_checkpoint() > slowest:
+                slowest = slowest_checkpoint()
+                sender.send(slowest)
             sender.send(message)
 
     logger.addHandler(_Sending(send))

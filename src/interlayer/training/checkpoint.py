@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from .isolation import random_state, restore_random_state
 from .setup import TrainingSetup
 from .sharding import full_state, load_full_state
 from .step import EpochSums
+from .stop import record_checkpoint
 
 KEPT = 2  # the newest, and its predecessor in case the newest cannot be read
 
@@ -178,7 +180,9 @@ def save_run(checkpoints: Checkpoints, setup: TrainingSetup, sums: EpochSums, st
             "epoch_seconds": state.epoch_seconds if step else 0.0,
             "bad_images": setup.data.problems.found,
         }
+        began = time.monotonic()
         checkpoints.save(state.epoch * setup.batches.steps + step, setup.network, weights, saved)
+        record_checkpoint(time.monotonic() - began)
     processes.wait()
 
 

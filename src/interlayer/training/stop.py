@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from .processes import Processes
 
 RESERVE = 2.0  # seconds
-CHECKPOINTS = 5
+RUNS = 4  # that may share a device and save one after another
+RECENT = 30.0  # seconds after which a long step, such as the first one of a network, is forgotten
 AGREE_STEPS = 20  # number of steps between two synchronizations of the stop request over ranks
 
 
@@ -57,12 +59,28 @@ class StopSignal:
         return 128 + (self.asked or signal.SIGINT)
 
 
+class _Checkpoints:
+    """How long the slowest checkpoint of this process took, in seconds."""
+
+    slowest = 0.0
+
+
+def record_checkpoint(seconds: float) -> None:
+    """Records how long it took to save a checkpoint, for which a `TimeBudget` keeps time in reserve."""
+    _Checkpoints.slowest = max(_Checkpoints.slowest, seconds)
+
+
+def slowest_checkpoint() -> float:
+    """Returns the longest time that was recorded, in seconds; 0 before the first checkpoint."""
+    return _Checkpoints.slowest
+
+
 class TimeBudget:
     """Asks to stop before a time is up. Calling it returns whether it is time to stop.
 
-    It is called after every step. What is kept in reserve, for the checkpoints of up to four runs that share a device,
-    is `CHECKPOINTS` times the longest time between two calls so far, which contains a checkpoint, but at least
-    `RESERVE` seconds; and at most a fifth of the budget.
+    It is called after every step. In reserve are the time of `RUNS` checkpoints, as long as the slowest so far, and of
+    the longest of the recent steps, but at least `RESERVE` seconds; and at most a fifth of the budget. Measuring a
+    network, compiling it and its first step take much longer than those at the end.
 
     Args:
         budget: the time, such as "90s", "10m" or "1h30m".
@@ -74,12 +92,17 @@ class TimeBudget:
         self.seconds, self.clock = parse_duration(budget), clock
         self.last = clock()
         self.began = self.last if began is None else began
-        self.longest, self.spent = 0.0, False
+        self.steps: deque[tuple[float, float]] = deque()  # when recent steps ended, and how long they took
+        self.spent = False
 
     def __call__(self) -> bool:
         now = self.clock()
-        self.longest, self.last = max(self.longest, now - self.last), now
-        reserve = min(max(RESERVE, CHECKPOINTS * self.longest), self.seconds / 5)
+        self.steps.append((now, now - self.last))
+        self.last = now
+        while self.steps[0][0] < now - RECENT:
+            self.steps.popleft()
+        step = max(seconds for _, seconds in self.steps)
+        reserve = min(max(RESERVE, RUNS * slowest_checkpoint() + step), self.seconds / 5)
         self.spent = self.spent or now + reserve >= self.began + self.seconds
         return self.spent
 
