@@ -143,6 +143,7 @@ def _timed_steps(setup: TrainingSetup) -> Iterator[float]:
                     yield time.perf_counter() - began
     finally:
         step.release()
+        setup.batches.close()
 
 
 def median_epoch_seconds(folders: Sequence[Path]) -> float:

@@ -144,8 +144,9 @@ class TrainingLoop:
         yield from self._test()
 
     def close(self) -> None:
-        """Frees the captured step and closes the logs."""
+        """Frees the captured step, ends the workers that load images and closes the logs."""
         self.step.release()
+        self.setup.batches.close()
         if self.logs is not None:
             self.logs.close()
 

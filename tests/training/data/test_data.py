@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import multiprocessing
 import pickle
 import tarfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from digit_images import save_digits
 from PIL import Image
 
 from interlayer.tasks import make_task
+from interlayer.training import Stopped, train
 from interlayer.training.data import ImageTransform, LoadingContext, Ranks, eval_batches, open_data, train_batches
 from interlayer.training.data.resident import ResidentTrainBatches
 from interlayer.training.data.workers import LoadedTrainBatches
@@ -325,6 +327,7 @@ def test_an_epoch_entered_in_its_middle_goes_on_as_if_never_left(small, digit_fi
         for step, batch in enumerate(batches.epoch(1, start), start):
             batches.seed(1, step)
             seen.append(batches.transform_batch(batch))
+        batches.close()
         return seen
 
     whole = collect(batches, 0)
@@ -334,6 +337,48 @@ def test_an_epoch_entered_in_its_middle_goes_on_as_if_never_left(small, digit_fi
         assert torch.equal(images, again)
         assert torch.equal(targets, again_targets)
     assert not torch.equal(whole[0][0], whole[1][0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_go_on_with_the_next_epoch(small, digit_files, workers):
+    """They are started once, and the batches are those of an epoch that is entered by itself."""
+    files = {"data": str(digit_files), "resident": "no", "crop": "resized", "flip": 0.5, "batch_size": 24, "epochs": 3}
+    recipe = small(workers=workers, **files)
+    others = set(multiprocessing.active_children())
+    batches, alone = batches_of(recipe)[0], batches_of(recipe.replace(workers=0))[0]
+    assert batches.steps == 5
+    processes = set()
+
+    def check(epoch, start=0):
+        wanted = alone.epoch(epoch, start)
+        loaded = batches.epoch(epoch, start)
+        for _ in range(start, batches.steps):  # as the trainer, which does not ask for one more
+            assert all(torch.equal(x, y) for x, y in zip(next(loaded), next(wanted), strict=True))
+        processes.update(set(multiprocessing.active_children()) - others)
+        loaded.close()
+
+    check(0)
+    check(1)
+    assert len(processes) == workers
+    check(1, start=2)
+    check(2)
+    assert len(processes) == 2 * workers, "an epoch that does not follow begins anew"
+    assert next(batches._loading, None) is None, "nothing after the last epoch of the recipe is loaded"
+    check(3)
+    batches.close()
+    assert set(multiprocessing.active_children()) <= others
+    check(0)
+    batches.close()
+
+
+def test_a_run_ends_its_workers(small, digit_files, tmp_path):
+    files = {"data": str(digit_files), "resident": "no", "crop": "resized", "batch_size": 24}
+    others = set(multiprocessing.active_children())
+    train(small(epochs=2, workers=1, **files), tmp_path / "whole")
+    assert set(multiprocessing.active_children()) <= others
+    with pytest.raises(Stopped):
+        train(small(epochs=3, workers=1, **files), tmp_path / "cut", stop=lambda: True)
+    assert set(multiprocessing.active_children()) <= others
 
 
 def test_loading_leaves_the_random_numbers_of_the_model_alone(small, digit_files):

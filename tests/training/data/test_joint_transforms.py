@@ -1,6 +1,7 @@
 """Transforms of images with boxes and masks, and batches of similar aspect ratio."""
 
 import dataclasses
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -210,8 +211,8 @@ def test_the_sampler_is_deterministic_resumable_and_cut_into_ranks():
 
     def keys(epoch, start=0, ranks=None):
         sampler = AspectRatioSampler(ratios, Batches(recipe, ranks or Ranks(), 50))
-        sampler.epoch, sampler.start = epoch, start
-        return list(sampler)
+        sampler.begin = epoch, start
+        return list(islice(sampler, sampler.batches.steps - start))
 
     assert keys(1) == keys(1)
     assert keys(1) != keys(2)

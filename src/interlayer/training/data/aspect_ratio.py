@@ -37,7 +37,7 @@ def grouped_order(order: Tensor, groups: Tensor, batch_size: int) -> Tensor:
 
 
 class AspectRatioSampler(EpochSampler):
-    """Yields the keys of an epoch in batches of wide or of tall images.
+    """Yields the keys of images in batches of wide or of tall images.
 
     Args:
         aspect_ratios: width divided by height of each image, [N].

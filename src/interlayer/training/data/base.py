@@ -92,6 +92,9 @@ class TrainBatches:
         """Returns the names of the images of this rank's batch."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Ends what loads batches, such as worker processes. Another epoch would start it again."""
+
     def seed(self, epoch: int, step: int) -> None:
         """Seeds the generator of `transform_batch` for this step."""
         self.generator.manual_seed(mixed_seed("batch", self.recipe.seed, epoch, step, self.ranks.rank))

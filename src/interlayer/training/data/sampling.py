@@ -1,4 +1,4 @@
-"""The order in which workers load the images of an epoch, in batches."""
+"""The order in which workers load the images of a run, in batches."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from .seeds import mixed_seed
 
 
 class EpochSampler(Sampler):
-    """Yields the keys of `LoadedImages` for one epoch, in batches. `epoch` and `start` are set before each pass."""
+    """Yields the keys of `LoadedImages`, in batches, epoch after epoch.
+
+    The images of the next epoch thus begin to load before it does, while the network is evaluated.
+
+    Attributes:
+        begin: the epoch and the step in it with which the next iteration begins.
+    """
 
     def __init__(self, count: int, batches: TrainBatches) -> None:
         self.count, self.batches, self.recipe, self.ranks = count, batches, batches.recipe, batches.ranks
-        self.epoch = self.start = 0
+        self.begin = 0, 0
         self._order: tuple[int, Tensor] | None = None
 
     def order(self, number: int) -> Tensor:
         """Returns the order of the images in a pass."""
         return epoch_order(self.count, self.recipe, number)
 
-    def indices(self, step: int) -> list[tuple[int, int]]:
-        """Returns the keys of this rank's batch in a step of the epoch."""
-        number, place = self.batches.position(self.epoch, step)
+    def indices(self, epoch: int, step: int) -> list[tuple[int, int]]:
+        """Returns the keys of this rank's batch in a step of an epoch."""
+        number, place = self.batches.position(epoch, step)
         if self._order is None or self._order[0] != number:
             self._order = number, self.order(number)
         order = self._order[1]
@@ -37,8 +43,10 @@ class EpochSampler(Sampler):
         ]
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for step in range(self.start, self.batches.steps):
-            yield self.indices(step)
+        steps, (epoch, start) = self.batches.steps, self.begin
+        last = max(self.recipe.epochs, epoch + 1)  # what follows the last one would not be used
+        for step in range(epoch * steps + start, last * steps):
+            yield self.indices(*divmod(step, steps))
 
 
 def make_sampler(images: Images, batches: TrainBatches) -> EpochSampler:
