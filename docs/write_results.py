@@ -245,9 +245,9 @@ def page() -> str:
     first = (stored.RESULTS / "overview.md").read_text().replace("](../docs/", "](").rstrip()
     claims = [(claim, [state_of(plan) for plan in claim.plans]) for claim in stored.read_claims()]
     head = paragraph(
-        "What each mechanism adds, measured on real images, with the papers' schedules shortened to a fifth or more of "
-        "their length. This part of the page is written by `make results` from the folder `results`, which holds the "
-        "recipe and the metrics of every run."
+        "What each mechanism adds, measured on real images. The papers' schedules of classification are shortened to a "
+        "fifth or more of their length; those of detection and segmentation are not the papers'. This part of the page "
+        "is written by `make results` from the folder `results`, which holds the recipe and the metrics of every run."
     )
     reading = paragraph(
         "*Shown*: the network is better than the plain one and than each of its [controls](controls.md). *Shown to be "

@@ -6,7 +6,7 @@ headline metric, results.py for what a comparison returns, and stored.py for how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def compare(
     record = _record(folder, wanted, resume=resume)
     for name in names:  # before anything is measured, so that unknown names and unsuitable networks fail early
         check_start(recipe_for(recipe, name, seeds[0]))
-    record = replace(record, shared=min(number, len(names) * len(seeds)))
+    record = replace(record, shared=max(record.shared, min(number, len(names) * len(seeds))))
     measuring = _Measuring(record, recipe, data, processes, folder, stop=stop, show=show)
 
     def write(record: ComparisonRecord) -> None:
@@ -169,7 +169,7 @@ def compare(
                 show(Progress(path, "done", own.epochs, own.epochs, 0, 0))
             else:
                 unfinished.append((path, own))
-    runs: Iterator[Progress]
+    runs: Generator[Progress, None, None]
     if side_by_side is not None:
         runs = train_side_by_side(unfinished, number, resume=resume, stop=stop, on_start=on_start, command=command)
     else:
@@ -182,7 +182,10 @@ def compare(
         )  # fmt: skip
         runs = in_turns(trainers, number, lambda: processes.any(stop()))
     for progress in runs:
-        show(progress)
+        try:
+            show(progress)
+        except BaseException as error:  # a second Ctrl-C among them
+            runs.throw(error)
     notes = [*data.notes, *(_plain_controls(names, recipe) if record.control else ())]
     asked = replace(record, models=names, seeds=list(seeds), command=command)
     comparison = read_comparison(folder, recipe=recipe, record=asked, notes=notes)
@@ -204,7 +207,11 @@ def _record(folder: Path, wanted: ComparisonRecord, *, resume: bool) -> Comparis
     names = wanted.models
     models = names if set(known.models) <= set(names) else dict.fromkeys([*known.models, *names])
     seeds = sorted({*known.seeds, *wanted.seeds})
-    return replace(known, models=list(models), seeds=seeds, control=wanted.control or known.control)
+    chosen = known if wanted.together is None and wanted.side_by_side is None else wanted
+    return replace(
+        known, models=list(models), seeds=seeds, control=wanted.control or known.control, together=chosen.together,
+        side_by_side=chosen.side_by_side,
+    )  # fmt: skip
 
 
 class _Measuring:
@@ -284,6 +291,8 @@ def _at_a_time(together: int | None, side_by_side: int | None, recipe: Recipe, p
     """Returns the number of runs that train at a time. Several runs need a single process."""
     alone = processes.world_size == 1
     if side_by_side is not None:
+        if side_by_side < 1:
+            raise TrainingError(f"expected side_by_side of at least 1, got {side_by_side}")
         if together is not None:
             raise TrainingError("--together lets runs alternate, and --side-by-side does not: give one of them")
         if not alone:

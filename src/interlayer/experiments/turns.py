@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from ..training import Progress, Stopped, Trainer
 
 
 def in_turns(
     trainers: Iterator[Trainer], together: int, stop: Callable[[], bool] = lambda: False
-) -> Iterator[Progress]:
+) -> Generator[Progress, None, None]:
     """Runs up to ``together`` trainers at a time, one step of each in turn, and closes them.
 
     When one ends, the next one starts at once. If a stop is requested, no further one starts, and every active trainer
