@@ -85,16 +85,18 @@ def test_a_stopped_comparison_goes_on_as_if_it_had_not_stopped(recipe, tmp_path)
 
 def test_a_run_whose_process_is_killed_ends_the_others_with_a_checkpoint(recipe, tmp_path):
     """The kernel kills the largest process if the memory is used up. Nothing of the others may be lost."""
-    killed = []
+    killed, evaluated = [], set()
 
     def show(progress):
-        if progress.what == "evaluated" and not killed:
+        if progress.what == "evaluated":
+            evaluated.add(progress.folder)
+        if len(evaluated) == 2 and not killed:
             killed.append(progress.folder)
             process = next(p for p in multiprocessing.active_children() if str(progress.folder) in p.name)
             os.kill(process.pid, signal.SIGKILL)
 
     with pytest.raises(TrainingError, match=r"was killed by signal 9: is the memory .* can be resumed$") as error:
-        compare(recipe.replace(epochs=20), MODELS, tmp_path, seeds=[0], side_by_side=2, show=show)
+        compare(recipe.replace(epochs=100), MODELS, tmp_path, seeds=[0], side_by_side=2, show=show)
     assert str(killed[0]) in str(error.value)
     for folder in runs_of(tmp_path, [0]):
         assert list(folder.glob("checkpoints/step_*"))
