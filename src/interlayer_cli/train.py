@@ -50,6 +50,7 @@ def train(
     from interlayer.tasks import task_class
     from interlayer.training import Stopped, load_recipe
     from interlayer.training import train as run
+    from interlayer.training.wording import unusable_count
 
     from .display import command_line, log_to_stderr, new_folder, showing
 
@@ -77,7 +78,7 @@ def train(
     if summary["contribution"] is not None:
         typer.echo(summary["contribution"]["sentence"])
     if summary["bad_images"]:
-        typer.echo(f"{len(summary['bad_images'])} images could not be used: see {folder / 'summary.json'}")
+        typer.echo(f"{unusable_count(summary['bad_images'])} could not be used: see {folder / 'summary.json'}")
     typer.echo(f"report: {report}")
 
 

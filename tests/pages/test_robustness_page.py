@@ -56,7 +56,7 @@ def test_table_plot_examples_and_command_are_there(page):
     assert {kind for _, kind in images[1:]} == {"jpeg"}
     assert "interlayer robustness a &lt;b&gt;" in text
     assert "Center occlusion, black: CB, Table 8." in text
-    assert "1 images could not be used" in text
+    assert "1 image could not be used" in text
     assert re.search(r"torch \d+\.\d+", text)
 
 

@@ -17,6 +17,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from ..training.wording import unusable_count
+
 COLOURS = ("#3b6ea8", "#c8553d", "#4a8f5b", "#8a63a8", "#b58a2b", "#4b9c9c")
 COMMON_STYLE = "report.css"
 LISTED = 10  # number of bad images listed on a page; summary.json lists all of them
@@ -90,5 +92,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(colour=colour, png=png, jpeg=jpeg, sentence=sentence, listed=listed, unbroken=unbroken)
+    environment.filters.update(
+        colour=colour, png=png, jpeg=jpeg, sentence=sentence, listed=listed, unbroken=unbroken,
+        unusable_count=unusable_count,
+    )  # fmt: skip
     return environment

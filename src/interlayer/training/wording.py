@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+
+# The end of the name of an annotation, of which a file or an image has several
+ANNOTATION = re.compile(r" (object|annotation|category) (at position )?\d+( \(again\))?$")
 
 
 def listing(items: Sequence[str]) -> str:
@@ -22,3 +26,15 @@ def plural(count: float, noun: str, nouns: str = "") -> str:
     """
     number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
     return f"{number} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+def unusable_count(names: Iterable[str]) -> str:
+    """Returns how many images and annotations have these names.
+
+    >>> unusable_count(["a.png", "b.xml object 3", "b.xml object 7"])
+    '1 image and 2 annotations'
+    """
+    names = list(names)
+    annotations = sum(ANNOTATION.search(name) is not None for name in names)
+    counts = {"image": len(names) - annotations, "annotation": annotations}
+    return listing([plural(count, noun) for noun, count in counts.items() if count])
