@@ -104,7 +104,9 @@ class Plan:
         self.claim, self.command, self.output = claim, command, Path(given["output"])
         self.recipe: Recipe = load_recipe(given["recipe"], given["overrides"] or [], data=given["data"])
         controls = "mildest" if given["mildest_control"] else bool(given["control"])
-        self.models = networks_of(given["model"], control=controls, attach_options=self.recipe.attach_options)
+        self.models = networks_of(
+            given["model"], control=controls, attach_options=self.recipe.attach_options, task=self.recipe.task
+        )
         self.seeds, self.equal_time = seeds_in(given["seeds"]), bool(given["equal_time"])
 
     @property

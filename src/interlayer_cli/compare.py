@@ -100,7 +100,8 @@ def compare(
             f"{folder} is not empty: give --resume to resume the comparison in it, or choose another folder"
         )
     wanted = seeds_in(seeds)
-    total = len(networks_of(models, control=controls, attach_options=resolved.attach_options)) * len(wanted)
+    networks = networks_of(models, control=controls, attach_options=resolved.attach_options, task=resolved.task)
+    total = len(networks) * len(wanted)
     try:
         with stop.listening(), showing(total, folder) as show:
             comparison = run(

@@ -139,6 +139,12 @@ def test_controls_follow_their_network_and_are_not_named_twice():
         base,
         f"{base}:cross_layer=false",
     ]
+    rla = "preresnet20_cifar+rla"
+    controls = [f"{rla}:cross_layer=false", f"{rla}:exchange=false"]
+    assert networks_of([rla], control=True) == ["preresnet20_cifar", rla, *controls]
+    assert networks_of([rla], control=True, task="detect") == ["preresnet20_cifar", rla, controls[0]], (
+        "a detector reads no state"
+    )
     assert networks_of([VIT, CONVOLUTION, LIGHT], control=True) == [VIT, CONVOLUTION, LIGHT, CUT]
     assert networks_of([VIT, f"{VIT}+cb"], control=True) == [VIT, f"{VIT}+cb"]
     assert networks_of(["resnet50_mrla_light"], control="mildest") == [

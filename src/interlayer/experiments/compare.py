@@ -32,7 +32,11 @@ TOGETHER = 4  # default number of runs that share one GPU
 
 
 def networks_of(
-    models: Sequence[str], *, control: Controls = False, attach_options: Mapping[str, Any] | None = None
+    models: Sequence[str],
+    *,
+    control: Controls = False,
+    attach_options: Mapping[str, Any] | None = None,
+    task: str = "classification",
 ) -> list[str]:
     """Returns the networks to compare. A single network is compared with its plain backbone, which comes first.
 
@@ -40,6 +44,8 @@ def networks_of(
         models: names of networks.
         control: whether each network is followed by its controls, or by the "mildest" one of each of its mechanisms.
         attach_options: options of mechanisms that are not in the names, as in a recipe.
+        task: the task of the networks. Controls that differ from the plain network only in what a classifier reads are
+            left out in others.
     """
     names = list(dict.fromkeys(models))
     if len(names) == 1 and plain_name(names[0]) != names[0]:
@@ -49,12 +55,18 @@ def networks_of(
             f"nothing to compare {names[0]} with: name two networks, or one with a mechanism such as "
             f"{names[0]}+mrla_light"
         )
-    return _with_controls(names, control, attach_options) if control else names
+    return _with_controls(names, control, attach_options, task) if control else names
 
 
-def _with_controls(names: Sequence[str], control: Controls, attach_options: Mapping[str, Any] | None) -> list[str]:
+def _with_controls(
+    names: Sequence[str], control: Controls, attach_options: Mapping[str, Any] | None, task: str
+) -> list[str]:
     """Returns the names, each followed by its controls that are not named already. Controls have no controls."""
-    networks = {name: control_networks(name, attach_options) for name in names}
+    classifies = task_class(task).annotations == "labels"
+    networks = {
+        name: [n for n in control_networks(name, attach_options) if classifies or not n.control.in_classifier]
+        for name in names
+    }
     others = [network.name for found in networks.values() for network in found]
     wanted: list[str] = []
     for name, found in networks.items():
@@ -128,7 +140,7 @@ def compare(
         on_start: called on rank 0 with what each run understood, before its first step.
         command: the command that reproduces this comparison, for the record.
     """
-    names = networks_of(models, control=control, attach_options=recipe.attach_options)
+    names = networks_of(models, control=control, attach_options=recipe.attach_options, task=recipe.task)
     _check_names(names)
     if not seeds or len(set(seeds)) != len(seeds):
         raise TrainingError(f"seeds must be different numbers, got {list(seeds)}")

@@ -115,6 +115,8 @@ class Control:
         without: options that mean nothing in the control, and have their defaults there.
         unless: values of options for which there is no such control: the mechanism does not do what is tested, or
             nothing would be left of it.
+        in_classifier: whether only a classifier reads what is left, so that under a detector or segmenter the control
+            is the plain network.
 
     >>> Control({"memory": False}, left="no memory", tested="reading the memory").options_for({"memory": True, "k": 3})
     {'k': 3, 'memory': False}
@@ -125,6 +127,7 @@ class Control:
     tested: str
     without: tuple[str, ...] = ()
     unless: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    in_classifier: bool = False
 
     def options_for(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the options of the control of a mechanism with these options, or None if it has none."""

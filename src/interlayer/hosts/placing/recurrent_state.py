@@ -43,6 +43,7 @@ CONTROLS = (
         left="the classifier reads the state, the blocks do not",
         tested="blocks that read the state",
         unless={"variant": "no_exchange"},
+        in_classifier=True,
     ),
 )
 
