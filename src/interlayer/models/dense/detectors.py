@@ -28,6 +28,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 
 from ..errors import ModelError
 from .backbone import FeatureMaps, FrozenNorms, build_backbone
+from .box_precision import keep_boxes_precise
 from .predictors import BoxPredictor, MaskPredictor
 from .transform import DetectorTransform
 
@@ -187,5 +188,6 @@ def detector(
     given = {**sizes, **(detector_options or {})}
     pyramid = {"channels": pyramid_channels, "norm": pyramid_norm}
     model = DETECTORS[name](body, num_classes, predict_background, pyramid, **given)
+    keep_boxes_precise(model)
     model.transform = DetectorTransform(min_size, max_size, mean, std, size_divisible=body.stride, resizes=resize)
     return model
