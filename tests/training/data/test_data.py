@@ -371,6 +371,16 @@ def test_workers_go_on_with_the_next_epoch(small, digit_files, workers):
     batches.close()
 
 
+def test_batches_that_nobody_closes_end_their_workers(small, digit_files):
+    others = set(multiprocessing.active_children())
+    files = {"data": str(digit_files), "resident": "no", "crop": "resized", "batch_size": 24}
+    batches, _ = batches_of(small(workers=1, **files))
+    next(batches.epoch(0))
+    assert len(set(multiprocessing.active_children()) - others) == 1
+    del batches
+    assert set(multiprocessing.active_children()) <= others
+
+
 def test_a_run_ends_its_workers(small, digit_files, tmp_path):
     files = {"data": str(digit_files), "resident": "no", "crop": "resized", "batch_size": 24}
     others = set(multiprocessing.active_children())

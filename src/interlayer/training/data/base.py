@@ -51,6 +51,11 @@ def epoch_order(count: int, recipe: Recipe, epoch: int) -> Tensor:
     return order
 
 
+def place_in_pass(epoch: int, step: int, steps: int, pass_steps: int) -> tuple[int, int]:
+    """Returns the pass over the images in which a step of an epoch of `steps` is, and its place in the pass."""
+    return divmod(epoch * steps + step, pass_steps)
+
+
 class TrainBatches:
     """Training batches of one epoch at a time, starting at any step.
 
@@ -86,7 +91,7 @@ class TrainBatches:
 
     def position(self, epoch: int, step: int) -> tuple[int, int]:
         """Returns the pass over the images in which a step of an epoch is, and its place in the pass."""
-        return divmod(epoch * self.steps + step, self.pass_steps)
+        return place_in_pass(epoch, step, self.steps, self.pass_steps)
 
     def names(self, epoch: int, step: int) -> list[str]:
         """Returns the names of the images of this rank's batch."""

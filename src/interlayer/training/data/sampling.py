@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from .base import TrainBatches, epoch_order
+from .base import TrainBatches, epoch_order, place_in_pass
 from .images import Images
 from .seeds import mixed_seed
 
@@ -22,7 +22,10 @@ class EpochSampler(Sampler):
     """
 
     def __init__(self, count: int, batches: TrainBatches) -> None:
-        self.count, self.batches, self.recipe, self.ranks = count, batches, batches.recipe, batches.ranks
+        # Not the batches themselves: a cycle of references would keep the workers of batches that nobody closed.
+        self.count, self.recipe, self.ranks = count, batches.recipe, batches.ranks
+        self.steps, self.pass_steps = batches.steps, batches.pass_steps
+        self.images_per_rank = batches.images_per_rank
         self.begin = 0, 0
         self._order: tuple[int, Tensor] | None = None
 
@@ -32,18 +35,18 @@ class EpochSampler(Sampler):
 
     def indices(self, epoch: int, step: int) -> list[tuple[int, int]]:
         """Returns the keys of this rank's batch in a step of an epoch."""
-        number, place = self.batches.position(epoch, step)
+        number, place = place_in_pass(epoch, step, self.steps, self.pass_steps)
         if self._order is None or self._order[0] != number:
             self._order = number, self.order(number)
         order = self._order[1]
-        first = place * self.recipe.batch_size + self.ranks.rank * self.batches.images_per_rank
+        first = place * self.recipe.batch_size + self.ranks.rank * self.images_per_rank
         return [
             (mixed_seed("image", self.recipe.seed, number, index), int(order[index]))
-            for index in range(first, first + self.batches.images_per_rank)
+            for index in range(first, first + self.images_per_rank)
         ]
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        steps, (epoch, start) = self.batches.steps, self.begin
+        steps, (epoch, start) = self.steps, self.begin
         last = max(self.recipe.epochs, epoch + 1)  # what follows the last one would not be used
         for step in range(epoch * steps + start, last * steps):
             yield self.indices(*divmod(step, steps))
