@@ -153,7 +153,6 @@ def read_claim(path: Path) -> Claim:
         for key, ours, theirs in zip(("networks", "seeds", "epochs"), stated, asked, strict=True):
             if ours != theirs:
                 raise ValueError(f"{path}: {key} {ours} are not those of the command, {theirs}")
-    for plan in claim.plans:
         known = [metric.name for metric in task_class(plan.recipe.task).eval_metrics]
         if unknown := set(claim.metrics) - set(known):
             raise ValueError(

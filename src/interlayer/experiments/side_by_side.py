@@ -30,6 +30,7 @@ import torch
 from ..training import Progress, Recipe, Stopped, TrainingError, train
 from ..training.data import open_data
 from ..training.overview import Overview
+from ..training.setup import available_cores
 from ..training.stop import record_checkpoint, slowest_checkpoint
 
 logger = logging.getLogger("interlayer")
@@ -148,11 +149,6 @@ def train_side_by_side(
         asked.value = 1
         for run in active.values():
             run.close(patience)
-
-
-def available_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _receive(run: _RunProcess) -> Any:

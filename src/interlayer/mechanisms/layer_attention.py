@@ -194,9 +194,7 @@ class LayerAttention(BlockMechanism):
 
     def _drop_path_mask(self, x: Tensor) -> Tensor | None:
         """Returns the factor of each sample's attention, [B]: 0, or 1 / (1 - rate). None if nothing is dropped."""
-        if not self.training or type(drop_path := member(self, "drop_path")) is nn.Identity:
-            return None
-        rate = getattr(drop_path, "drop_prob", 0.0)
+        rate = getattr(member(self, "drop_path"), "drop_prob", 0.0) if self.training else 0.0
         if not rate:
             return None
         return x.new_empty(x.shape[0]).bernoulli_(1 - rate).div_(1 - rate)

@@ -221,10 +221,14 @@ def check_start(recipe: Recipe) -> None:
             raise RecipeError(str(error)) from error
 
 
+def available_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def available_workers(workers: int) -> int:
     """Returns the number of workers that load images: at most one per core that this process can use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(workers, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return min(workers, max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def build_network(task: Task) -> nn.Module:

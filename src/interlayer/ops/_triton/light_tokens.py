@@ -460,7 +460,7 @@ def tokens_unsupported_reason(
     if reason is not None:
         return reason
     dtype = autocast_type(x)
-    if dtype is not None and dtype != x.dtype and torch.promote_types(x.dtype, dtype) != x.dtype:
+    if dtype is not None and torch.promote_types(x.dtype, dtype) != x.dtype:
         return f"the tokens must not be narrower than the autocast dtype, got {x.dtype} and {dtype}"
     if not all(p is None or p.is_contiguous() for p in parameters):
         return "the parameters and masks must be contiguous"

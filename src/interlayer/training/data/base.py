@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 @contextmanager
 def open_batches(batches: Iterable[Item]) -> Iterator[Iterator[Item]]:
-    """Iterates over batches, and ends the workers that load them when the block is left.
+    """Iterates over batches, and ends the workers that load them when the block is left, unless they go on.
 
     Without it, the traceback of an exception would keep the workers, for which Python waits when it exits.
     """
