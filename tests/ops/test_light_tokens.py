@@ -149,3 +149,22 @@ class TestLightTokens(OperationTester):
                 found = self.call(self.cast(sample, DOUBLE))
         for value, other in zip(found, expected, strict=True):
             torch.testing.assert_close(value.double(), other, **self.tolerance(DOUBLE))
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
+def test_the_tokens_are_saved_in_the_dtype_of_the_output(compiled):
+    """Of float32 tokens under autocast, half the memory is kept. Their gradient may come through O alone."""
+    sample = make(shape=(2, 12, (3, 2), 1), heads=4, previous="none").map(lambda t: t.float())
+    x = sample.tensors["x"].requires_grad_()
+    layer = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    saved = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t)
+    with hooks, backend("triton"), torch.autocast(DEVICE, torch.bfloat16):
+        _, output, _ = layer(sample)
+    patches = x[:, 1:].numel()
+    assert {t.dtype for t in saved if t.numel() >= patches} == {torch.bfloat16}
+    output.float().square().sum().backward()
+    found, x.grad = x.grad, None
+    with backend("reference"):
+        call(sample)[1].square().sum().backward()
+    torch.testing.assert_close(found, x.grad, rtol=0.05, atol=0.05 * x.grad.abs().max().item())

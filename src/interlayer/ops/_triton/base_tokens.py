@@ -3,7 +3,7 @@
 The kernels of MRLA-light in transformers (`light_tokens.py`) and of MRLA-base in CNNs (`base_layer.py`) do what they
 have in common. The forward pass of layer t runs
 
-    statistics   mean and 1 / std of each token, sums of n by sample                   reads x
+    statistics   mean and 1 / std of each token, sums of n by sample                   reads x; writes n^
     scores       y, q, k_t and the attention weights p
     attention    V_t, O = sum of p_s V_s, x' = x + m O; the prefix tokens              reads x, V_s; writes V_t, x'
 
@@ -12,12 +12,13 @@ and the backward pass, for the gradients g of x' and G_s of V_s from later layer
     values       G'_s = G_s + p_s dO, and the sums of dO V_s                           reads g, V_s, G_s; writes G'_s
     keys         the gradients of q and of all keys
     projections  the gradients of y and of the weights of q and k
-    convolution  dn without dy, the transposed convolution of G'_t; gradient of the    reads x, G'_t; writes dn
+    convolution  dn without dy, the transposed convolution of G'_t; gradient of the    reads n^, G'_t; writes dn
                  3x3 weight
-    norms        dx, and the gradients of the weights of the norm                      reads x, g, dn; writes dx
+    norms        dx, and the gradients of the weights of the norm                      reads n^, g, dn; writes dx
     sums         sums over programs
 
-The only tensor of the size of the tokens that is saved beside x is V_t, which later layers read as well. The gradients
+The only tensors of the size of the tokens that are saved are V_t, which later layers read as well, and n^, which is n
+without the weight and bias of the norm and, under autocast, takes half the memory of x. The gradients
 G_s pass through the backward passes of all layers, as in `base_layer.py`, which also describes the operators that are
 registered for torch.compile.
 """
@@ -142,7 +143,7 @@ def attention_kernel(
         for row in range(tl.maximum(first - 1, 0), last + 1):
             normed = load_row(
                 x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-                WHOLE, COLUMNS, CHANNELS, ACC,
+                False, WHOLE, COLUMNS, CHANNELS, ACC,
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:  # the row above is complete
@@ -199,7 +200,8 @@ class _BaseTokens(torch.autograd.Function):
         keys, values = memory[:earlier], memory[earlier:]
         sizes, layers = Sizes.of(x, None, height, width), earlier + 1
         shape, tiles = sizes.shape, sizes.shape.tiles
-        statistics, pooled = token_statistics(x, None, gamma, beta, eps, 0.0, sizes)
+        kept = DTYPES[dtype] if any(ctx.needs_input_grad) else None
+        statistics, pooled, normed = token_statistics(x, None, gamma, beta, eps, 0.0, sizes, kept)
         query, key, weights = compute_scores(pooled, query_weight, key_weight, keys, heads, shape, sizes.segments[0])
         value = empty_map(x, height, width, dtype)
         result = torch.empty_like(x)
@@ -219,10 +221,10 @@ class _BaseTokens(torch.autograd.Function):
             **sizes.short_row_constants,
         )  # fmt: skip
         ctx.save_for_backward(
-            x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics,
+            query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics, normed,
             *keys, key, *values, value,
         )  # fmt: skip
-        ctx.numbers, ctx.device = (heads, height, width, add_prefix), x.device
+        ctx.numbers, ctx.dtype, ctx.device = (heads, height, width, add_prefix), x.dtype, x.device
         ctx.stacks = None
         ctx.set_materialize_grads(False)
         return result, weights, *keys, key, *values, value
@@ -233,14 +235,15 @@ class _BaseTokens(torch.autograd.Function):
         own = may_overwrite(received, ctx.device) if ctx.stacks is None else [False] * len(received)
         key_stack, value_stack = ctx.stacks or (None, None)
         (
-            x, query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics, *memory,
+            query_weight, key_weight, value_weight, gamma, beta, mask, weights, query, pooled, statistics, normed,
+            *memory,
         ) = ctx.saved_tensors  # fmt: skip
         heads, height, width, add_prefix = ctx.numbers
         layers = len(memory) // 2
         keys, values = memory[:layers], memory[layers:]
-        sizes = Sizes.of(x, None, height, width)
+        grad = torch.zeros_like(normed, dtype=ctx.dtype) if received[0] is None else received[0].contiguous()
+        sizes = Sizes.of(grad, None, height, width)
         shape = sizes.shape
-        grad = torch.zeros_like(x) if received[0] is None else received[0].to(x.dtype).contiguous()
         results, products, fold = value_gradients(
             grad, values, weights, received[2 + layers :], own[2 + layers :], value_stack, mask, heads, shape,
             norm=None, prefix=sizes.prefix,
@@ -250,7 +253,7 @@ class _BaseTokens(torch.autograd.Function):
             len(pooled) // shape.batch, key_stack,
         )  # fmt: skip
         grad_x, _, grad_kernel, norms, _ = input_gradients(
-            grad, None, results[-1], grad_pooled, None, x, None, statistics, value_weight, gamma, beta, None, None,
+            grad, None, results[-1], grad_pooled, None, normed, None, statistics, value_weight, gamma, beta, None, None,
             None, mask, add_prefix, sizes,
         )  # fmt: skip
         return (
@@ -286,7 +289,7 @@ def _forward(
     dtype: int,
     differentiated: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Returns x', p and the links of the keys and values so far; k, V, q, the sum of n by sample, and the statistics.
+    """Returns x', p and the links of the keys and values so far; k, V, q, the sum of n by sample, statistics and n^.
 
     See `linked.py` for the links.
     """
@@ -297,11 +300,11 @@ def _forward(
     )  # fmt: skip
     results = run_in_operator(_BaseTokens, context, arguments, len(keys))
     if not differentiated:
-        return *results, None, None, None
-    query, pooled, statistics = context.saved_tensors[8:11]
+        return *results, None, None, None, None
+    query, pooled, statistics, normed = context.saved_tensors[7:11]
     assert pooled is not None
     # The number of segments depends on the batch size, which may be a symbol to torch.compile.
-    return *results, query, pooled.view(len(x), -1, x.shape[2]).sum(1), statistics
+    return *results, query, pooled.view(len(x), -1, x.shape[2]).sum(1), statistics, normed
 
 
 def _fake(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
@@ -310,20 +313,21 @@ def _fake(x: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
     batch, tokens, channels = x.shape
     results = fake_results(x, empty_map(x, height, width, dtype), len(keys), heads, differentiated)
     if not differentiated:
-        return *results, None, None, None
+        return *results, None, None, None, None
     shapes = (batch, channels), (batch, channels), (batch, 4, tokens)
-    return *results, *(x.new_empty(shape, dtype=accumulator(x)) for shape in shapes)
+    sums = (x.new_empty(shape, dtype=accumulator(x)) for shape in shapes)
+    return *results, *sums, torch.empty_like(x, dtype=DTYPES[dtype])
 
 
 def _backward(
     arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of the tensors among the arguments of `_forward`."""
-    *tensors, _, _, keys, values, _, heads, height, width, add_prefix, _ = arguments
-    _, weights, _, _, key, value, query, pooled, statistics = results
-    saved = (*tensors, weights, query, pooled, statistics, *keys, key, *values, value)
+    """Returns the gradients of the tensors among the arguments of `_forward`. The first is that of x' instead of x."""
+    grad, *tensors, _, _, keys, values, _, heads, height, width, add_prefix, _ = arguments
+    _, weights, _, _, key, value, query, pooled, statistics, normed = results
+    saved = (*tensors, weights, query, pooled, statistics, normed, *keys, key, *values, value)
     context = Context(True, saved, numbers=(heads, height, width, add_prefix))
-    found, *stacks = differentiate_in_operator(_BaseTokens, context, keys, values, grads)
+    found, *stacks = differentiate_in_operator(_BaseTokens, context, keys, values, (grad, *grads[1:]))
     return *found[:7], *stacks
 
 
@@ -333,9 +337,10 @@ _layer = DifferentiableOperator(
     _backward,
     _fake,
     outputs=4,
-    results=9,
+    results=10,
     keep=lambda args, results: (None, results[1], None, None, *results[4:]),  # all but x' and the links
     constant=("mask",),
+    unread={"x": 0},
     links={"key_link": "keys", "value_link": "values"},
 )
 

@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+SEGMENTS = tl.constexpr(16)  # of a sample, whose sums are loaded at once
+OFFSETS = tl.constexpr(4)  # neighbors of a channel for which they are loaded at once
+
 
 @triton.jit
 def program_and_channels(channels, CHANNELS: tl.constexpr):
@@ -110,10 +113,24 @@ def gates_of_channels(
     DEPTH: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Returns the gate of each channel of one sample, for heads of DEPTH channels that lie inside of the tile."""
-    start = sample.to(tl.int64) * segments * channels
-    query, key = projections(
-        pooled_ptr, query_ptr, key_ptr, start, columns, inside, channels, segments, size, divisor, ACC
-    )
+    pooled_ptr += sample.to(tl.int64) * segments * channels
+    query = tl.zeros([CHANNELS], ACC)
+    key = tl.zeros([CHANNELS], ACC)
+    segment = tl.arange(0, SEGMENTS)
+    for first in range(0, segments, SEGMENTS):
+        for begin in range(0, size, OFFSETS):
+            for step in tl.static_range(OFFSETS):  # the segments of several neighbors at once: each load takes long
+                offset = begin + step
+                neighbors = columns + offset - size // 2
+                known = inside & (neighbors >= 0) & (neighbors < channels) & (neighbors * 0 + offset < size)
+                places = (first + segment)[:, None] * channels + neighbors[None, :]
+                mask = (first + segment < segments)[:, None] & known[None, :]
+                value = tl.sum(tl.load(pooled_ptr + places, mask=mask, other=0.0).to(ACC), 0)
+                within = tl.minimum(offset, size - 1)
+                query += value * tl.load(query_ptr + within).to(ACC)
+                key += value * tl.load(key_ptr + within).to(ACC)
+    query = query / divisor
+    key = key / divisor
     products = tl.reshape(tl.where(inside, query * key, 0.0), [CHANNELS // DEPTH, DEPTH])
     gate = 1.0 / (1.0 + tl.exp(-tl.sum(products, 1) * score_scale))
     return tl.reshape(tl.broadcast_to(gate[:, None], [CHANNELS // DEPTH, DEPTH]), [CHANNELS])

@@ -3,23 +3,24 @@
 Tokens [B, P + H W, C] are read where they lie, so that neither a map nor the patch tokens are copied. With n the
 normalized patch tokens, the forward pass runs
 
-    statistics   mean and 1 / std of each token of x and O', sums of n by sample         reads x, O'
+    statistics   mean and 1 / std of each token of x and O', sums of n by sample         reads x, O'; writes n^
     gate         y, q, k and the gates
     attention    u = the 3x3 convolution of n, O = gate GELU(u) + lambda LayerNorm'(O'),   reads x, O'; writes O, x'
                  x' = x + m O; the prefix tokens
 
 and the backward pass, for the gradients g of x' and dO of O from the next layer, with dO += m g,
 
-    values       u again; du = gate dO GELU'(u), and sums of dO GELU(u) by sample         reads x, g, dO; writes du
+    values       u again; du = gate dO GELU'(u), and sums of dO GELU(u) by sample         reads n^, g, dO; writes du
     scores       gradients of the scores, y, and the weights of q and k
-    convolution  dn without dy, the transposed convolution of du; gradient of the weight   reads x, du; writes dn
-    norms        dx and dO' through both norms, and the gradients of lambda and of the     reads x, g, dO, dn, O';
+    convolution  dn without dy, the transposed convolution of du; gradient of the weight   reads n^, du; writes dn
+    norms        dx and dO' through both norms, and the gradients of lambda and of the     reads n^, g, dO, dn, O';
                  norms' weights                                                            writes dx, dO'
     sums         sums over programs
 
 A thread of attention and values holds a row of pixels of a few channels, so that a token is loaded and normalized once
-for all nine weights. x, O' and the statistics are saved; n, u and GELU(u) are computed again. Everything is computed in
-float32 (float64 for float64); O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
+for all nine weights. O', the statistics and n^, which is n without the weight and bias of the norm, are saved; u and
+GELU(u) are computed again. Under autocast, n^ takes half the memory of x. Everything is computed in float32 (float64
+for float64); n^, O, its gradient, du and dn are stored in the dtype of O, x' and dx in that of x.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ GRADIENT_PROGRAMS = 4 if INTERPRETED else 1056  # in the backward pass, in which
 LOADED = 7  # pixels of a row that are loaded before any is stored
 MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 256  # partial sums that are added at once
-MOST_CHANNELS = 4096  # entire tokens of x, g, dO, dn and O' lie in shared memory while they are loaded
+MOST_CHANNELS = 4096  # entire tokens of n^, g, dO, dn and O' lie in shared memory while they are loaded
 DTYPES = tuple(TYPES)
 
 
@@ -175,19 +176,24 @@ def token_statistics(
     eps: float,
     previous_eps: float,
     sizes: Sizes,
-) -> tuple[Tensor, Tensor]:
-    """Returns mean and 1 / std of the tokens of x and O', [B, 4, P + H W], and sums of n, [B * segments, C]."""
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns mean and 1 / std of the tokens of x and O', [B, 4, P + H W], sums of n, [B * segments, C], and n^.
+
+    n^, [B, P + H W, C], is computed for the backward pass if its dtype is given.
+    """
     shape, tokens = sizes.shape, sizes.tokens
     segments, tokens_per_segment = sizes.segments
     statistics = torch.empty((shape.batch, 4, tokens), device=x.device, dtype=shape.acc)
     pooled = torch.empty((shape.batch * segments, shape.channels), device=x.device, dtype=shape.acc)
+    normed = None if dtype is None else torch.empty_like(x, dtype=dtype)
     run_kernel(
         statistics_kernel, (shape.batch * segments,),
-        x, either(previous, x), gamma, beta, statistics, pooled, tokens, sizes.previous_tokens, sizes.prefix,
-        tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
-        **sizes.constants,
+        x, either(previous, x), gamma, beta, statistics, pooled, either(normed, x), tokens, sizes.previous_tokens,
+        sizes.prefix, tokens_per_segment, segments, shape.channels, eps, previous_eps, PREVIOUS=previous is not None,
+        NORMED=normed is not None, **sizes.constants,
     )  # fmt: skip
-    return statistics, pooled
+    return statistics, pooled, normed
 
 
 def _forward(
@@ -211,11 +217,13 @@ def _forward(
     dtype: int,  # of O, an index of DTYPES
     differentiated: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Returns x', O and the gates, and for the backward pass the statistics of the tokens and the sums of n."""
+    """Returns x', O and the gates, and for the backward pass the statistics of the tokens, the sums of n, and n^."""
     sizes = Sizes.of(x, previous, height, width)
     shape, tiles = sizes.shape, sizes.shape.tiles
     segments = sizes.segments[0]
-    statistics, pooled = token_statistics(x, previous, gamma, beta, eps, previous_eps, sizes)
+    statistics, pooled, normed = token_statistics(
+        x, previous, gamma, beta, eps, previous_eps, sizes, DTYPES[dtype] if differentiated else None
+    )
     gate, total, depth = None, None, 0
     if query_weight is not None and key_weight is not None:
         gate = torch.empty((shape.batch, heads), device=x.device, dtype=shape.acc)
@@ -235,7 +243,7 @@ def _forward(
         GATED=gate is not None, DEPTH=depth, PREVIOUS=previous is not None, DECAY=decay is not None,
         MASKED=mask is not None, ADD_PREFIX=add_prefix, LOADED=LOADED, **sizes.row_constants,
     )  # fmt: skip
-    return result, output, gate, statistics if differentiated else None, total
+    return result, output, gate, statistics if differentiated else None, total, normed
 
 
 def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | None, ...]:
@@ -249,6 +257,7 @@ def _fake(x: Tensor, query_weight: Tensor | None, *args: Any) -> tuple[Tensor | 
         x.new_empty((batch, heads), dtype=accumulator(x)) if gated else None,
         x.new_empty((batch, 4, tokens), dtype=accumulator(x)) if differentiated else None,
         _total(x) if gated and differentiated else None,
+        torch.empty_like(x, dtype=DTYPES[dtype]) if differentiated else None,
     )
 
 
@@ -266,26 +275,26 @@ def empty_map(x: Tensor, height: int, width: int, dtype: int) -> Tensor:
 def _backward(
     arguments: tuple[Any, ...], results: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of the tensors among the arguments of `_forward`."""
+    """Returns the gradients of the tensors among the arguments of `_forward`. The first is that of x' instead of x."""
     (
-        x, query_weight, key_weight, value_weight, previous, decay, gamma, beta, previous_gamma, previous_beta, mask,
+        grad, query_weight, key_weight, value_weight, previous, decay, gamma, beta, previous_gamma, previous_beta, mask,
         heads, height, width, add_prefix, _, _, dtype,
     ) = arguments  # fmt: skip
-    _, _, gate, statistics, total = results
-    grad, grad_next, grad_gate = grads
+    _, _, gate, statistics, total, normed = results
+    _, grad_next, grad_gate = grads
     assert statistics is not None
-    grad = torch.zeros_like(x) if grad is None else grad.to(x.dtype).contiguous()
+    assert normed is not None
+    grad = grad.contiguous()
     if grad_next is not None:
         grad_next = grad_next.to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
-    sizes = Sizes.of(x, previous, height, width)
+    sizes = Sizes.of(grad, previous, height, width)
     shape, tiles = sizes.shape, sizes.shape.tiles
     switches = {"NEXT": grad_next is not None, "GATED": gate is not None, "MASKED": mask is not None}
-    grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=x.device, dtype=DTYPES[dtype])
-    grad_gates = partial_sums(x, shape)
+    grad_value = torch.empty((shape.batch, shape.pixels, shape.channels), device=grad.device, dtype=DTYPES[dtype])
+    grad_gates = partial_sums(grad, shape)
     run_kernel(
         values_kernel, sizes.row_programs,
-        x, grad, either(grad_next, grad), statistics, value_weight, gamma, beta, either(gate, gamma), either(mask,
-        gamma),
+        normed, grad, either(grad_next, grad), value_weight, gamma, beta, either(gate, gamma), either(mask, gamma),
         grad_value, grad_gates, sizes.prefix, height, width, shape.channels, heads, tiles.segments, tiles.rows,
         **switches, LOADED=LOADED, **sizes.row_constants,
     )  # fmt: skip
@@ -295,7 +304,7 @@ def _backward(
             grad_gates, total, query_weight, key_weight, gate, grad_gate, heads, shape, 1
         )
     grad_x, grad_previous, grad_kernel, norms, grad_projections = input_gradients(
-        grad, grad_next, grad_value, grad_pooled, grad_weights, x, previous, statistics, value_weight, gamma, beta,
+        grad, grad_next, grad_value, grad_pooled, grad_weights, normed, previous, statistics, value_weight, gamma, beta,
         previous_gamma, previous_beta, decay, mask, add_prefix, sizes,
     )  # fmt: skip
     size = 0 if query_weight is None else query_weight.shape[-1]
@@ -320,7 +329,7 @@ def input_gradients(
     grad_value: Tensor,
     grad_pooled: Tensor | None,
     grad_weights: Tensor | None,
-    x: Tensor,
+    normed: Tensor,
     previous: Tensor | None,
     statistics: Tensor,
     value_weight: Tensor,
@@ -341,6 +350,7 @@ def input_gradients(
         grad_value: du, [B, H W, C].
         grad_pooled: The gradient of each token of n through the average, [B, C].
         grad_weights: Partial sums of the gradients of the weights of q and k, [splits, 2, k].
+        normed: n^, [B, P + H W, C].
 
     Returns:
         dx, dO', and the gradients of the 3x3 weight, [9 C], of γ, β, γ', β' and lambda, [5, C], and of the weights of q
@@ -349,29 +359,28 @@ def input_gradients(
     shape, tokens, tiles = sizes.shape, sizes.tokens, sizes.shape.tiles
     height, width = shape.height, shape.width
     grad_normed = torch.empty_like(grad_value)
-    products = partial_sums(x, shape, 9, grouped=True)
+    products = partial_sums(grad, shape, 9, grouped=True)
     run_kernel(
         convolution_kernel, shape.programs,
-        grad_value, x, statistics, value_weight, gamma, beta, grad_normed, products, sizes.prefix, height, width,
+        grad_value, normed, value_weight, gamma, beta, grad_normed, products, sizes.prefix, height, width,
         shape.channels, shape.batch, tiles.samples, tiles.segments, tiles.rows, **sizes.tile_constants,
     )  # fmt: skip
-    grad_x = torch.empty_like(x)
+    grad_x = torch.empty_like(grad)
     grad_previous = None if previous is None else torch.empty_like(previous)
     programs = sizes.gradient_programs
-    sums = torch.empty((programs, 4, shape.channels), device=x.device, dtype=shape.acc)
+    sums = torch.empty((programs, 4, shape.channels), device=grad.device, dtype=shape.acc)
     run_kernel(
         norms_kernel, (programs,),
-        x, either(previous, x), grad, either(grad_next, grad), grad_normed, either(grad_pooled, sums), statistics,
-        gamma,
-        either(previous_gamma, gamma), either(decay, gamma), either(mask, gamma), grad_x, either(grad_previous,
-        grad_x), sums,
+        normed, either(previous, normed), grad, either(grad_next, grad), grad_normed, either(grad_pooled, sums),
+        statistics, gamma, either(previous_gamma, gamma), either(decay, gamma), either(mask, gamma), grad_x,
+        either(grad_previous, grad_x), sums,
         shape.batch * tokens, tokens, sizes.previous_tokens, sizes.prefix, shape.channels,
         PREVIOUS=previous is not None, DECAY=decay is not None, ADD_PREFIX=add_prefix, NEXT=grad_next is not None,
         GATED=grad_pooled is not None, MASKED=mask is not None,
         **sizes.constants,
     )  # fmt: skip
     size = 0 if grad_weights is None else grad_weights.shape[-1]
-    grads_of_weights = torch.empty(14 * shape.channels + 2 * size, device=x.device, dtype=shape.acc)
+    grads_of_weights = torch.empty(14 * shape.channels + 2 * size, device=grad.device, dtype=shape.acc)
     grad_kernel, grad_norms, grad_projections = grads_of_weights.split(
         (9 * shape.channels, 5 * shape.channels, 2 * size)
     )
@@ -396,9 +405,10 @@ _layer = DifferentiableOperator(
     _backward,
     _fake,
     outputs=3,
-    results=5,
+    results=6,
     keep=lambda args, results: (None, None, *results[2:]),  # all but x' and O
     constant=("mask",),
+    unread={"x": 0},
 )
 
 
@@ -494,5 +504,5 @@ def light_tokens(
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         return _layer(*arguments)
-    result, output, gate, _, _ = _layer.traced(*arguments)
+    result, output, gate, *_ = _layer.traced(*arguments)
     return result, output, None if query_weight is None else gate

@@ -1,4 +1,7 @@
-"""Kernels of a layer with MRLA-light in a transformer. See `light_tokens.py` for their order."""
+"""Kernels of a layer with MRLA-light in a transformer. See `light_tokens.py` for their order.
+
+A hat marks what a LayerNorm returns without its weight and bias: n^ = (x - mean) / std, and O'^ likewise.
+"""
 
 import triton
 import triton.language as tl
@@ -16,6 +19,7 @@ def statistics_kernel(
     beta_ptr,  # [channels]
     statistics_ptr,  # [batch, 4, tokens]: mean and 1 / std of x, and of O'
     sums_ptr,  # [batch, segments, channels]: sums of n over the patch tokens
+    normed_ptr,  # [batch, tokens, channels]: n^
     tokens,
     previous_tokens,
     prefix,
@@ -25,6 +29,7 @@ def statistics_kernel(
     eps,
     previous_eps,
     PREVIOUS: tl.constexpr,
+    NORMED: tl.constexpr,  # whether n^ is stored
     STAGES: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -36,6 +41,7 @@ def statistics_kernel(
     columns = tl.arange(0, CHANNELS)
     inside = columns < channels
     x_ptr += sample * tokens * channels
+    normed_ptr += sample * tokens * channels
     previous_ptr += (sample * previous_tokens + previous_tokens - tokens) * channels  # the patch tokens are the last
     statistics_ptr += sample * 4 * tokens
     total = tl.zeros([TOKENS, CHANNELS], ACC)
@@ -48,6 +54,9 @@ def statistics_kernel(
         normed, mean, inverse_std = normalize(x, inside, channels, eps)
         tl.store(statistics_ptr + token, mean, mask=known)
         tl.store(statistics_ptr + tokens + token, inverse_std, mask=known)
+        if NORMED:
+            stored = known[:, None] & inside[None, :]
+            tl.store(normed_ptr + places, normed.to(normed_ptr.dtype.element_ty), mask=stored)
         total += tl.where(patch[:, None], normed, 0.0)
         if PREVIOUS:
             previous = tl.load(previous_ptr + places, mask=patch[:, None] & inside[None, :], other=0.0).to(ACC)
@@ -62,24 +71,22 @@ def statistics_kernel(
 
 
 @triton.jit
-def _load_normed(
-    x_ptr, statistics_ptr, token, known, columns, inside, gamma, beta, tokens, channels, ACC: tl.constexpr
-):
-    """Returns n of some tokens, which is 0 where a token is not known."""
+def _load_normed(normed_ptr, token, known, columns, inside, gamma, beta, channels, ACC: tl.constexpr):
+    """Returns n of some tokens, given n^, which is 0 where a token is not known."""
     places = token[:, None] * channels + columns[None, :]
-    x = tl.load(x_ptr + places, mask=known[:, None] & inside[None, :], other=0.0).to(ACC)
-    mean = tl.load(statistics_ptr + token, mask=known, other=0.0)
-    inverse_std = tl.load(statistics_ptr + tokens + token, mask=known, other=0.0)
-    normed = (x - mean[:, None]) * inverse_std[:, None] * gamma[None, :] + beta[None, :]
-    return tl.where(known[:, None], normed, 0.0)
+    normed = tl.load(normed_ptr + places, mask=known[:, None] & inside[None, :], other=0.0).to(ACC)
+    return tl.where(known[:, None], normed * gamma[None, :] + beta[None, :], 0.0)
 
 
 @triton.jit
 def load_row(
     x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-    WHOLE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+    NORMED: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Returns n of a pixel to the left, COLUMNS pixels and a pixel to the right, 0 outside of the grid."""
+    """Returns n of a pixel to the left, COLUMNS pixels and a pixel to the right, 0 outside of the grid.
+
+    With NORMED, `x_ptr` holds n^ instead of x, and the statistics are not read.
+    """
     tokens = prefix + height * width
     normed = ()
     for index in tl.static_range(COLUMNS + 2):
@@ -93,9 +100,11 @@ def load_row(
                 w = tl.minimum(tl.maximum(w, 0), width - 1)
             token = prefix + tl.minimum(row, height - 1) * width + w
             value = tl.load(x_ptr + token * channels + columns, mask=known & inside, other=0.0).to(ACC)
-            mean = tl.load(statistics_ptr + token)
-            inverse_std = tl.load(statistics_ptr + tokens + token)
-            normed = append(normed, tl.where(known, (value - mean) * inverse_std * gamma + beta, 0.0))
+            if not NORMED:
+                mean = tl.load(statistics_ptr + token)
+                inverse_std = tl.load(statistics_ptr + tokens + token)
+                value = (value - mean) * inverse_std
+            normed = append(normed, tl.where(known, value * gamma + beta, 0.0))
     return normed
 
 
@@ -261,7 +270,7 @@ def attention_kernel(
         for row in range(tl.maximum(first - 1, 0), last + 1):
             normed = load_row(
                 x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-                WHOLE, COLUMNS, CHANNELS, ACC,
+                False, WHOLE, COLUMNS, CHANNELS, ACC,
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:  # the row above is complete
@@ -300,10 +309,9 @@ def attention_kernel(
 
 @triton.jit
 def values_kernel(
-    x_ptr,  # [batch, tokens, channels]
+    normed_ptr,  # [batch, tokens, channels]: n^
     grad_ptr,  # [batch, tokens, channels]: g
     next_ptr,  # [batch, height * width, channels]: gradient of O from the next layer
-    statistics_ptr,  # [batch, 4, tokens]
     weight_ptr,  # [channels, 9]
     gamma_ptr,  # [channels]
     beta_ptr,  # [channels]
@@ -334,9 +342,8 @@ def values_kernel(
     last = tl.minimum(first + rows, height)
     pixels = height * width
     tokens = prefix + pixels
-    x_ptr += sample * tokens * channels
+    normed_ptr += sample * tokens * channels
     grad_ptr += sample * tokens * channels
-    statistics_ptr += sample * 4 * tokens
     next_ptr += (sample * pixels - prefix) * channels
     grad_value_ptr += (sample * pixels - prefix) * channels
     w00, w01, w02 = three_weights(weight_ptr, 0, columns, inside, ACC)
@@ -356,8 +363,8 @@ def values_kernel(
         here = zeros_of_row(COLUMNS, CHANNELS, ACC)
         for row in range(tl.maximum(first - 1, 0), last + 1):
             normed = load_row(
-                x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-                WHOLE, COLUMNS, CHANNELS, ACC,
+                normed_ptr, normed_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
+                True, WHOLE, COLUMNS, CHANNELS, ACC,
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:
@@ -390,8 +397,7 @@ def values_kernel(
 @triton.jit
 def convolution_kernel(
     grad_value_ptr,  # [batch, height * width, channels]: du
-    x_ptr,  # [batch, tokens, channels]
-    statistics_ptr,  # [batch, 4, tokens]
+    normed_ptr,  # [batch, tokens, channels]: n^
     weight_ptr,  # [channels, 9]
     gamma_ptr,  # [channels]
     beta_ptr,  # [channels]
@@ -434,8 +440,7 @@ def convolution_kernel(
     p22 = tl.zeros([COLUMNS, CHANNELS], ACC)
     for index in range(tl.minimum(batch - earliest, samples)):
         sample = (earliest + index).to(tl.int64)
-        x_here = x_ptr + sample * tokens * channels
-        statistics_here = statistics_ptr + sample * 4 * tokens
+        normed_here = normed_ptr + sample * tokens * channels
         grad_value_here = grad_value_ptr + sample * pixels * channels
         grad_normed_here = grad_normed_ptr + sample * pixels * channels
         for left in range(0, width, COLUMNS):
@@ -447,8 +452,8 @@ def convolution_kernel(
             here = tl.zeros([COLUMNS, CHANNELS], ACC)  # dn of this row, without the rows below
             n_above = tl.zeros([COLUMNS, CHANNELS], ACC)  # n of the row above, 0 outside of the program's rows
             n_here = _load_normed(
-                x_here, statistics_here, prefix + begin * width + w, (w < width) & (w * 0 + begin >= first),
-                columns, inside, gamma, beta, tokens, channels, ACC,
+                normed_here, prefix + begin * width + w, (w < width) & (w * 0 + begin >= first), columns, inside, gamma,
+                beta, channels, ACC,
             )  # fmt: skip
             for row in tl.range(begin, last + 1, num_stages=STAGES):
                 exists = (w * 0 + row < height)[:, None]
@@ -457,8 +462,8 @@ def convolution_kernel(
                 c1 = tl.load(grad_value_here + places, mask=across & exists, other=0.0).to(ACC)
                 c2 = tl.load(grad_value_here + places + channels, mask=from_right & exists, other=0.0).to(ACC)
                 n_below = _load_normed(
-                    x_here, statistics_here, prefix + (row + 1) * width + w, (w < width) & (w * 0 + row + 1 < last),
-                    columns, inside, gamma, beta, tokens, channels, ACC,
+                    normed_here, prefix + (row + 1) * width + w, (w < width) & (w * 0 + row + 1 < last), columns,
+                    inside, gamma, beta, channels, ACC,
                 )  # fmt: skip
                 # n at (i, j) entered u at (i + 1 - di, j + 1 - dj)
                 above += w00[None, :] * c2 + w01[None, :] * c1 + w02[None, :] * c0
@@ -492,7 +497,7 @@ def convolution_kernel(
 
 @triton.jit
 def norms_kernel(
-    x_ptr,  # [batch, tokens, channels]
+    normed_ptr,  # [batch, tokens, channels]: n^
     previous_ptr,  # [batch, previous_tokens, channels]: O'
     grad_ptr,  # [batch, tokens, channels]: g
     next_ptr,  # [batch, pixels, channels]: gradient of O from the next layer
@@ -505,7 +510,7 @@ def norms_kernel(
     mask_ptr,  # [batch]
     grad_x_ptr,  # [batch, tokens, channels]
     grad_previous_ptr,  # [batch, previous_tokens, channels]
-    sums_ptr,  # [programs, 4, channels]: sums of dn n^ and dn, dO O'^ and dO, where ^ is normalized
+    sums_ptr,  # [programs, 4, channels]: sums of dn n^ and dn, dO O'^ and dO
     rows,  # batch * tokens
     tokens,
     previous_tokens,
@@ -555,11 +560,9 @@ def norms_kernel(
             grad_normed += tl.load(grad_pooled_ptr + average, mask=patch_channels, other=0.0)
         if ADD_PREFIX:
             grad_normed += tl.where(patch[:, None], 0.0, masked)
-        x = tl.load(x_ptr + places, mask=known_channels, other=0.0).to(ACC)
+        normed = tl.load(normed_ptr + places, mask=known_channels, other=0.0).to(ACC)
         statistics = sample * 4 * tokens + token
-        mean = tl.load(statistics_ptr + statistics, mask=known, other=0.0)
         inverse_std = tl.load(statistics_ptr + statistics + tokens, mask=known, other=0.0)
-        normed = tl.where(inside[None, :], (x - mean[:, None]) * inverse_std[:, None], 0.0)
         grad_gamma += grad_normed * normed
         grad_beta += grad_normed
         grad_x = grad + input_gradient(grad_normed * gamma[None, :], normed, inverse_std, channels)

@@ -165,8 +165,9 @@ class DifferentiableOperator:
             results for the backward pass, with None for those that it does not need. Default: all are kept.
         constant: The names of tensors for which `backward` returns no gradient.
         unread: The names of tensors whose values `backward` does not need, so that they are not saved. It gets None
-            or, for a tensor with a gradient, another one of the same shape, dtype and strides, whose name is given. If
-            that one is missing, the tensor is saved.
+            or, for a tensor with a gradient, another one of the same shape and dtype: a tensor whose name is given,
+            with the same strides, or the gradient of the output whose number is given, zeros if there is none. If the
+            tensor of that name is missing, the tensor itself is saved.
         links: The names of tensors that only carry a gradient, each with the name of the list of tensors for which it
             does so (see `linked.py`). A link is missing if the list is empty.
     """
@@ -182,7 +183,7 @@ class DifferentiableOperator:
         results: int,
         keep: Callable[[tuple[Any, ...], Tensors], Tensors] = lambda args, results: results,
         constant: Collection[str] = (),
-        unread: Mapping[str, str | None] = MappingProxyType({}),
+        unread: Mapping[str, str | int | None] = MappingProxyType({}),
         links: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._forward = forward
@@ -195,7 +196,10 @@ class DifferentiableOperator:
         linked = {tensors.index(n): lists.index(other) for n, other in links.items()}
         unread = {**unread, **dict.fromkeys(links)}
         differentiable = [i for i, n in enumerate(tensors) if n not in constant]
-        replaced = [(tensors.index(n), None if other is None else tensors.index(other)) for n, other in unread.items()]
+        by_gradient = {tensors.index(n): other for n, other in unread.items() if isinstance(other, int)}
+        replaced = [
+            (tensors.index(n), tensors.index(other) if isinstance(other, str) else None) for n, other in unread.items()
+        ]
 
         def save(ctx: Any, args: tuple[Any, ...], found: Tensors) -> None:
             read = list(args[:count])
@@ -206,15 +210,20 @@ class DifferentiableOperator:
                     read[i] = args[other]
             given = args[count:first_number]
             ctx.save_for_backward(*read, *keep(args, found), *(tensor for tensors in given for tensor in tensors))
+            ctx.likes = [(args[i].shape, args[i].dtype, args[i].device) for i in by_gradient]
             ctx.lengths = [len(tensors) for tensors in given]
             ctx.numbers = args[first_number:]
             ctx.set_materialize_grads(False)
 
-        def restore(ctx: Any) -> tuple[Tensors, Tensors, list[list[Tensor]]]:
+        def restore(ctx: Any, grads: Tensors) -> tuple[Tensors, Tensors, list[list[Tensor]]]:
             """Returns the tensors, results and lists of tensors that were saved."""
             saved = ctx.saved_tensors  # gradient checkpointing allows only one access
+            read = list(saved[:count])
+            for (i, output), (shape, dtype, device) in zip(by_gradient.items(), ctx.likes, strict=True):
+                grad = grads[output]
+                read[i] = torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             rest = iter(saved[count + results :])
-            return saved[:count], saved[count : count + results], [list(islice(rest, n)) for n in ctx.lengths]
+            return tuple(read), saved[count : count + results], [list(islice(rest, n)) for n in ctx.lengths]
 
         class Direct(torch.autograd.Function):
             @staticmethod
@@ -226,7 +235,7 @@ class DifferentiableOperator:
             @staticmethod
             @once_differentiable
             def backward(ctx: Any, *grads: Any) -> Any:
-                read, kept, given = restore(ctx)
+                read, kept, given = restore(ctx, grads)
                 found = backward((*read, *given, *ctx.numbers), kept, grads)
                 return *found, *(None,) * (len(given) + len(ctx.numbers))
 
@@ -271,7 +280,7 @@ class DifferentiableOperator:
             ctx.mark_non_differentiable(*output[outputs:])
 
         def differentiate(ctx: Any, *grads: Any) -> Any:
-            read, kept, given = restore(ctx)
+            read, kept, given = restore(ctx, grads)
             every: list[Tensor | None] = [None] * count
             found = registered_backward(*read, *kept, *grads[:outputs], *given, *ctx.numbers)
             for i, grad in zip(differentiable, found, strict=True):
