@@ -5,6 +5,7 @@ import torch
 from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, draw, sizes
 
 from interlayer import backend, ops
+from interlayer.ops._triton import light_tokens
 
 # batch, channels, grid and prefix tokens; heads; kernel size of q and k
 SHAPES = [
@@ -142,6 +143,9 @@ class TestLightTokens(OperationTester):
     def test_without_gradients(self, batch, heads):
         """Without a backward pass, small batches compute the gates where they are read if a tile contains the head."""
         sample = make(shape=(batch, 16 if heads == 4 else 36, (2, 3), 1), heads=heads)
+        self.compare_without_gradients(sample)
+
+    def compare_without_gradients(self, sample):
         with torch.no_grad():
             with backend("reference"):
                 expected = self.call(sample)
@@ -149,6 +153,18 @@ class TestLightTokens(OperationTester):
                 found = self.call(self.cast(sample, DOUBLE))
         for value, other in zip(found, expected, strict=True):
             torch.testing.assert_close(value.double(), other, **self.tolerance(DOUBLE))
+
+    def test_without_gradients_of_many_segments(self, monkeypatch):
+        """The gates are computed from more segments, and with more neighbors of a channel, than are loaded at once."""
+        monkeypatch.setattr(light_tokens, "PROGRAMS", 64)
+        monkeypatch.setattr(light_tokens, "ELEMENTS", 1)
+        light_tokens._sizes.cache_clear()
+        sample = make(shape=(2, 16, (7, 4), 1), heads=4, size=7)
+        sizes = light_tokens.Sizes.of(self.cast(sample, DOUBLE).tensors["x"], None, 7, 4)
+        assert sizes.segments[0] > 16
+        assert sizes.depth_inside_tile(4)
+        self.compare_without_gradients(sample)
+        light_tokens._sizes.cache_clear()
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])

@@ -72,7 +72,8 @@ MORE_REGISTERS = 192  # if a thread holds the weights of other layers
 PROGRAMS = 4 if INTERPRETED else 2112  # as many as are wanted: 16 for each multiprocessor of an H200
 GRADIENT_PROGRAMS = 4 if INTERPRETED else 1056  # in the backward pass, in which each of them stores sums
 LOADED = 7  # pixels of a row that are loaded before any is stored
-MOST_SEGMENTS = 16  # of the tokens of a sample, in small batches
+MOST_SEGMENTS = 16  # of the tokens of a sample, twice as many in small batches
+ROW_SEGMENTS = 16  # of the rows of a sample, in small batches
 SPLITS = 32 if INTERPRETED else 256  # partial sums that are added at once
 MOST_CHANNELS = 4096  # entire tokens of n^, g, dO, dn and O' lie in shared memory while they are loaded
 DTYPES = tuple(TYPES)
@@ -148,7 +149,8 @@ class Sizes:
     @cached_property
     def segments(self) -> tuple[int, int]:
         """The number of segments of the tokens of a sample, and the tokens of a segment."""
-        wanted = max(1, min(MOST_SEGMENTS, pieces(PROGRAMS, self.shape.batch)))
+        most = MOST_SEGMENTS * (2 if self.shape.batch <= SMALL_BATCH else 1)
+        wanted = max(1, min(most, pieces(PROGRAMS, self.shape.batch)))
         size = self.constants["TOKENS"] * pieces(self.tokens, self.constants["TOKENS"] * wanted)
         return pieces(self.tokens, size), size
 
@@ -163,9 +165,8 @@ def _sizes(
     batch: int, tokens: int, channels: int, previous_has_prefix: bool, height: int, width: int, acc: torch.dtype
 ) -> Sizes:
     pixels = height * width
-    return Sizes(
-        map_shape(batch, channels, height, width, acc), tokens - pixels, tokens if previous_has_prefix else pixels
-    )
+    shape = map_shape(batch, channels, height, width, acc, ROW_SEGMENTS)
+    return Sizes(shape, tokens - pixels, tokens if previous_has_prefix else pixels)
 
 
 def token_statistics(

@@ -68,14 +68,14 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def _tiles(batch: int, channels: int, height: int, width: int) -> Tiles:
+def _tiles(batch: int, channels: int, height: int, width: int, most_segments: int = MOST_SEGMENTS) -> Tiles:
     # Small batches have too few programs for tiles of many channels.
     columns = _most_columns(width) if batch <= SMALL_BATCH else _columns_of_tile(channels, width)
     block = _channels_of_tile(channels, columns)
     chunks = pieces(channels, block)
     samples = max(1, min(PIXELS_PER_PROGRAM // (height * width), batch * chunks // PROGRAMS))
     groups = pieces(batch, samples)
-    most = max(MOST_SEGMENTS, height // SEGMENT_ROWS)
+    most = max(most_segments, height // SEGMENT_ROWS)
     wanted = max(1, min(most, height, pieces(PROGRAMS, groups * chunks)))
     rows = pieces(height, wanted)
     warps = min(16, max(1, columns * block // PER_WARP))
@@ -108,13 +108,17 @@ def _fitting(size: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class MapShape:
-    """Sizes of the maps, how they are divided among programs, and the constants of the kernels."""
+    """Sizes of the maps, how they are divided among programs, and the constants of the kernels.
+
+    `most_segments` is the number of segments of the rows of a sample at most, in small batches.
+    """
 
     batch: int
     channels: int
     height: int
     width: int
     acc: torch.dtype
+    most_segments: int = MOST_SEGMENTS
 
     @classmethod
     def of(cls, x: Tensor) -> MapShape:
@@ -122,7 +126,7 @@ class MapShape:
 
     @cached_property
     def tiles(self) -> Tiles:
-        return _tiles(self.batch, self.channels, self.height, self.width)
+        return _tiles(self.batch, self.channels, self.height, self.width, self.most_segments)
 
     @cached_property
     def pixels(self) -> int:
@@ -186,8 +190,10 @@ class MapShape:
 
 
 @lru_cache(maxsize=1024)
-def map_shape(batch: int, channels: int, height: int, width: int, acc: torch.dtype) -> MapShape:
-    return MapShape(batch, channels, height, width, acc)
+def map_shape(
+    batch: int, channels: int, height: int, width: int, acc: torch.dtype, most_segments: int = MOST_SEGMENTS
+) -> MapShape:
+    return MapShape(batch, channels, height, width, acc, most_segments)
 
 
 def partial_sums(x: Tensor, shape: MapShape, *sizes: int, grouped: bool = False) -> Tensor:
