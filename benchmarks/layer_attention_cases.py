@@ -9,8 +9,9 @@ A case draws an operation, shape, dtype, layout, number of layers, heads, kernel
 norms, projected shortcuts and prefix tokens. It runs three times: the reference in float64, the reference in the dtype
 of the case, and the kernels. For each operation, dtype and quantity (results, gradients, running statistics), the table
 shows the root mean square over the cases of the relative error of the kernels beside that of the reference in the same
-dtype. The exit code is 1 if a kernel exceeds twice the error of the reference, or if a case fails. A single case says
-less: where a ReLU jumps or a sum of a few terms cancels, either of the two may be lucky. The worst cases are listed.
+dtype, and the ratio of their geometric means. The exit code is 1 if this ratio exceeds two, if a quantity is missing or
+NaN, or if a case fails. A single case says less: where one ReLU jumps or a sum of a few terms cancels, either of the
+two may be lucky by a factor of a hundred, and a root mean square is that of such a case. The worst cases are listed.
 
 What Triton compiles for (flags, sizes of tiles, sizes of 1 and multiples of 16) is drawn for each of `--variants`
 variants, and batch, height and width for each case, so that most of the time is not spent on compilation.
@@ -21,6 +22,7 @@ import math
 import multiprocessing
 import random
 import re
+import statistics
 import sys
 import time
 import traceback
@@ -496,6 +498,24 @@ def root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
+def typical_ratio(pairs: Sequence[tuple[float, float]], least: float) -> float:
+    """Returns the geometric mean of the errors of the kernels, divided by that of the reference.
+
+    Args:
+        pairs: the errors of the kernels and of the reference in each case. One that is NaN or infinite is returned.
+        least: an error below it is rounding, and counts as much.
+    """
+    wrong = [one for one, _ in pairs if not math.isfinite(one)]
+    if wrong:
+        return wrong[0]
+    return math.exp(statistics.fmean(math.log(max(one, least) / max(other, least)) for one, other in pairs))
+
+
+def floor(name: str, dtype: torch.dtype) -> float:
+    """Returns the error of a quantity below which it is rounding."""
+    return torch.finfo(dtype).eps if name.startswith("vanishing") else ROUNDING
+
+
 def quantity(name: str) -> str:
     """Returns the name of a quantity without the number of its layer."""
     return re.sub(r" \d+$", "", name)
@@ -509,12 +529,12 @@ def report(found: list[tuple[Case, Options, Errors]]) -> bool:
         dtype = str(options["dtype"]).removeprefix("torch.")
         for name, (one, other) in errors.items():
             table.setdefault((case.operation, dtype, quantity(name)), []).append((one, other))
-            single.append((one / max(other, ROUNDING), case, options, name, one, other))
+            single.append((one / max(other, floor(name, options["dtype"])), case, options, name, one, other))
     good = True
     print(f"{'operation':13} {'dtype':9} {'quantity':36} {'count':>5} {'kernels':>9} {'reference':>9} {'ratio':>6}")
     for (operation, dtype, what), pairs in sorted(table.items()):
         fused, plain = (root_mean_square(values) for values in zip(*pairs, strict=True))
-        ratio = fused / max(plain, ROUNDING)
+        ratio = typical_ratio(pairs, floor(what, getattr(torch, dtype)))
         beyond = not ratio <= LIMIT  # NaN as well
         good = good and not beyond
         print(

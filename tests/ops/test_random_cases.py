@@ -30,3 +30,18 @@ def test_a_case_compares_results_and_gradients(operation):
 def test_the_verdict_is_twice_the_error_of_the_reference(errors, good, capsys):
     """A kernel with a missing gradient (inf) or NaN must not pass either."""
     assert program.report([(CASE, OPTIONS, {"gradient of x 0": errors})]) is good
+
+
+def test_one_unlucky_case_decides_nothing():
+    """One ReLU that jumps in one case of twenty is no fault, errors that are three times those of the reference are."""
+    rest = [(1e-3, 8e-4), (8e-4, 1e-3)] * 10
+    assert program.typical_ratio([*rest, (0.5, 1e-5)], program.ROUNDING) < program.LIMIT
+    assert program.typical_ratio([(3 * other, other) for _, other in rest], program.ROUNDING) > program.LIMIT
+
+
+def test_what_vanishes_is_rounding_of_the_dtype(capsys):
+    """A gradient that is zero, and that the kernels compute to the precision of the dtype, is no fault."""
+    low = OPTIONS | {"dtype": program.torch.float16}
+    errors = {"vanishing gradient of norm_weight 0": (3e-5, 0.0)}
+    assert program.report([(CASE, low, errors)])
+    assert not program.report([(CASE, OPTIONS | {"dtype": program.torch.float32}, errors)])
