@@ -29,7 +29,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 from ..errors import ModelError
 from .backbone import FeatureMaps, FrozenNorms, build_backbone
 from .box_precision import keep_boxes_precise
-from .predictors import BoxPredictor, MaskPredictor
+from .predictors import BoxPredictor, MaskHead, MaskPredictor
 from .transform import DetectorTransform
 
 OWN_OPTIONS = {  # arguments of torchvision's classes that `detector` sets itself
@@ -81,8 +81,8 @@ def _mask_rcnn(body: FeatureMaps, num_classes: int, predict_background: bool, py
     return MaskRCNN(
         backbone,
         box_predictor=BoxPredictor(HEAD_CHANNELS, num_classes),
-        mask_predictor=MaskPredictor(256, 256, num_classes),
-        **options,
+        mask_predictor=MaskPredictor(num_classes),
+        **{"mask_head": MaskHead(backbone.out_channels), **options},
     )
 
 

@@ -27,7 +27,7 @@ from .images import Images, Unusable, unreadable
 from .seeds import temporary_seed
 
 SHORT_SIDE, LONG_SIDE = 800, 1333
-SIDE_STEP = 32  # pixels between two lengths of the shorter side of a whole image
+SIDE_STEP = 64  # pixels between two lengths of the shorter side of a whole image
 HALONET_JITTER = (4 / 5, 5 / 4)
 
 
