@@ -170,9 +170,9 @@ class TestBaseLayer(OperationTester):
 @pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_any_number_of_layers(monkeypatch, training):
     """Layers beyond those that one launch reads are added up by further launches."""
-    from interlayer.ops._triton import base_layer
+    from interlayer.ops._triton import base_layer, base_layer_values
 
-    monkeypatch.setattr(base_layer, "GROUP", 2)
+    monkeypatch.setattr(base_layer_values, "GROUP", 2)
     monkeypatch.setattr(base_layer, "NEAR", 1)
     tester, sample = TestBaseLayer(), make((2, 12, 3, 2), 3, 3, layers=7, computed=2, relu=True, training=training)
     expected, found = tester.expected(sample), tester.run("triton", tester.cast(sample, DOUBLE))
@@ -214,10 +214,10 @@ class Stage:
 @pytest.fixture
 def allocated(monkeypatch):
     """Counts the gradients of keys and values that are not written in place."""
-    from interlayer.ops._triton import base_layer
+    from interlayer.ops._triton import base_layer_values as module
 
-    calls, new_gradient = [], base_layer.new_gradient
-    monkeypatch.setattr(base_layer, "new_gradient", lambda tensor: calls.append(tensor.shape) or new_gradient(tensor))
+    calls, new_gradient = [], module.new_gradient
+    monkeypatch.setattr(module, "new_gradient", lambda tensor: calls.append(tensor.shape) or new_gradient(tensor))
     return calls
 
 

@@ -5,7 +5,7 @@ import torch
 from operation_tester import DEVICE, DOUBLE, Limit, OperationTester, Sample, draw, sizes, strided
 
 from interlayer import ops
-from interlayer.ops._triton import base_layer, base_tokens
+from interlayer.ops._triton import base_layer_values, base_tokens
 
 # batch, channels, grid and prefix tokens; heads; kernel size of q and k; layers, of which the last ones are computed
 SHAPES = [
@@ -134,7 +134,7 @@ class TestBaseTokens(OperationTester):
         sample = make(shape=(1, 8, (2, 2), 1), heads=2, layers=6)
         expected = self.expected(sample)
         monkeypatch.setattr(base_tokens, "NEAR", 1)
-        monkeypatch.setattr(base_layer, "GROUP", 2)
+        monkeypatch.setattr(base_layer_values, "GROUP", 2)
         for what, value in self.run("triton", self.cast(sample, DOUBLE)).items():
             torch.testing.assert_close(value.double(), expected[what], **self.tolerance(DOUBLE))
 

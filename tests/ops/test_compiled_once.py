@@ -10,7 +10,7 @@ import importlib
 from triton.runtime.jit import JITFunction
 from interlayer.ops._triton.map_shape import SIZES
 
-for name in ("light_layer_forward", "light_layer_gradients", "base_layer", "base_layer_gradients"):
+for name in ("light_layer_forward", "light_layer_gradients", "base_layer_values", "base_layer_gradients"):
     module = importlib.import_module(f"interlayer.ops._triton.{name}")
     functions = [each for each in vars(module).values() if isinstance(each, JITFunction)]
     for kernel in (each for each in functions if each.fn.__name__.endswith("_kernel")):

@@ -22,158 +22,74 @@ and the backward pass, for the gradients g of x' and G_s of V_s from later layer
 The only map that is saved beside z and s is V_t, which later layers read as well: x and O are computed again.
 
 The function of layer t returns the earlier keys and values that it was given, too. Layer t + 1 reads those, so that the
-gradients G_s pass through the backward passes of all layers, and each of them adds its part in place. A kernel gets the
-values of several layers as a tuple of pointers, padded to a power of two. More than `GROUP` layers take several
-launches. The kernel of the attention reads the values of the `NEAR` latest layers; attended adds up those before them.
+gradients G_s pass through the backward passes of all layers, and each of them adds its part in place. The kernel of the
+attention reads the values of the `NEAR` latest layers; attended adds up those before them.
 
-For torch.compile both passes of a layer are registered as operators. The gradients G_s then pass through links (see
-`linked.py`), and each layer writes new ones, one behind the other.
+For torch.compile both passes of a layer are registered as operators (`base_layer_operator.py`). The gradients G_s then
+pass through links (see `linked.py`), and each layer writes new ones, one behind the other.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from ..dispatch import TRACED
-from ..linked import Linked, linked, new_link, new_stack, tensors_of
+from ..linked import Linked, linked, tensors_of
 from ..once import once_differentiable
 from ..residual_end import BatchNormArguments
 from . import batch_norm
-from .base_layer_gradients import VARYING, attended_kernel, keys_kernel, projections_kernel, values_kernel
+from .base_layer_operator import (
+    Context,
+    Memory,
+    differentiate_in_operator,
+    examined,
+    fake_results,
+    run_at_once,
+    run_in_operator,
+)
+from .base_layer_values import (
+    add_values,
+    compute_scores,
+    groups_of_layers,
+    padded,
+    score_gradients,
+    size_of_tuple,
+    value_gradients,
+)
 from .batch_norm import SPLITS, SUM_CHANNELS, accumulator
 from .light_layer import NO_NORM, STATISTICS, run_end
 from .light_layer import unsupported_reason as light_unsupported_reason
 from .light_layer_forward import attention_kernel, sum_kernel
 from .light_layer_gradients import finish_kernel, gradient_kernel, weights_kernel
-from .light_layer_parts import projections
 from .map_shape import (
     FINISH_PIXELS,
     FINISH_STAGES,
-    SIZES,
     MapShape,
     bound_of_sums,
     either,
-    head_blocks,
     kept_sums,
     like_map,
     partial_sums,
 )
-from .own_gradients import may_overwrite, new_gradient, references_of_own
+from .own_gradients import may_overwrite
 from .runtime import (
     TYPES,
     DifferentiableOperator,
     is_channels_last,
     is_traced_otherwise,
     pieces,
-    power_of_2,
     run_kernel,
 )
 
 if TYPE_CHECKING:
     from ..light_layer import BlockEnd
 
-GROUP = 32  # layers whose values a kernel reads in one launch, a power of two
-WRITTEN = 8  # layers for whose values a kernel writes gradients in one launch, a power of two
 NEAR = 8  # earlier layers whose values the kernel of the attention reads, a power of two
-CHUNK = 8  # layers whose values and gradients a thread holds at once
 REGISTERS = 168  # of a thread: three programs of four warps fit a multiprocessor
-LEAST_LAYERS = 4  # of a tuple: fewer sizes are fewer kernels to compile
-THREADS = 128  # of a program
-# neighboring channels of a head that a thread holds, and channels of a tile
-ATTENDED_FOLD, ATTENDED_CHANNELS = 4, 256
-VALUES_FOLD, VALUES_CHANNELS = 8, 512
-
-
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SIZES)
-def _scores_kernel(
-    pooled_ptr,  # [batch, segments, channels]: sums of x
-    query_weight_ptr,  # [size]
-    key_weight_ptr,  # [size]
-    keys,  # of a group of earlier layers, each [batch, channels]
-    query_ptr,  # [batch, channels]: q
-    key_ptr,  # [batch, channels]: k of this layer
-    weights_ptr,  # [batch, heads, layers]: p, or the scores if there are several groups
-    channels,
-    segments,
-    size,
-    pixels,
-    heads,
-    score_scale,
-    number,  # of earlier layers of the group
-    first_layer,
-    layers,
-    SOFTMAX: tl.constexpr,  # there is one group
-    LAYERS: tl.constexpr,
-    WIDTH: tl.constexpr,  # more than LAYERS
-    HEADS: tl.constexpr,
-    DEPTH: tl.constexpr,  # channels of a head
-    ACC: tl.constexpr,
-):
-    sample = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    depth = channels // heads
-    within = tl.arange(0, DEPTH)
-    places = head[:, None] * depth + within[None, :]
-    inside = (head < heads)[:, None] & (within < depth)[None, :]
-    start = sample * segments * channels
-    query, key = projections(
-        pooled_ptr, query_weight_ptr, key_weight_ptr, start, places, inside, channels, segments, size, pixels, ACC
-    )
-    places += sample * channels
-    tl.store(query_ptr + places, query, mask=inside)
-    tl.store(key_ptr + places, key, mask=inside)
-    query = tl.where(inside, query, 0.0) * score_scale
-    column = tl.arange(0, WIDTH)
-    own = tl.sum(query * key, 1)
-    scores = tl.where((column == number)[None, :], own[:, None], float("-inf"))
-    for layer in tl.static_range(LAYERS):
-        known = inside & (places * 0 + layer < number)
-        score = tl.sum(query * tl.load(keys[layer] + places, mask=known, other=0.0).to(ACC), 1)
-        scores = tl.where(((column == layer) & (column < number))[None, :], score[:, None], scores)
-    if SOFTMAX:
-        scores = tl.exp(scores - tl.max(scores, 1)[:, None])
-        scores = scores / tl.sum(scores, 1)[:, None]
-    there = tl.where(column < number, first_layer + column, layers - 1)
-    store = weights_ptr + (sample * heads + head)[:, None] * layers + there[None, :]
-    tl.store(store, scores, mask=(head < heads)[:, None] & (column <= number)[None, :])
-
-
-def groups_of_layers(layers: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yields the first layer of each group, and the one after its last."""
-    size = min(GROUP, most or GROUP)
-    for first in range(0, layers, size):
-        yield first, min(first + size, layers)
-
-
-def size_of_tuple(number: int) -> int:
-    """Returns the size of the tuple for some layers."""
-    return max(LEAST_LAYERS, power_of_2(number))
-
-
-def padded(tensors: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
-    return (*tensors, *(tensors[0],) * (size - len(tensors)))
-
-
-def folded_constants(shape: MapShape, heads: int, fold: int, channels: int) -> dict[str, Any]:
-    """Returns the constants of a kernel that folds the channels. A thread holds one fold of one pixel at once.
-
-    Args:
-        shape: The sizes of the map.
-        heads: The number of heads.
-        fold: The most channels of a fold.
-        channels: The most channels of a tile.
-    """
-    fold = math.gcd(fold, shape.channels // heads)
-    folds = min(channels, max(16, power_of_2(shape.channels))) // fold
-    return {"PIXELS": max(1, THREADS // folds), "FOLDS": folds, "FOLD": fold, "ACC": TYPES[shape.acc]}
 
 
 class _BaseLayer(torch.autograd.Function):
@@ -321,298 +237,6 @@ class _BaseLayer(torch.autograd.Function):
         )  # fmt: skip
 
 
-def compute_scores(
-    pooled: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    keys: Sequence[Tensor],
-    heads: int,
-    shape: MapShape,
-    segments: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q and k, [B, C], and the attention weights, [B, heads, t], given the sums of x, [B * segments, C]."""
-    layers = len(keys) + 1
-    query, key = torch.empty((2, shape.batch, shape.channels), device=pooled.device, dtype=shape.acc).unbind()
-    weights = torch.empty((shape.batch, heads, layers), device=pooled.device, dtype=shape.acc)
-    blocks, constants = head_blocks(shape.channels, heads, shape.acc)
-    groups = list(groups_of_layers(layers - 1)) or [(0, 0)]
-    for first, last in groups:
-        bucket = size_of_tuple(last - first) if last else 0
-        run_kernel(
-            _scores_kernel, (shape.batch, blocks),
-            pooled, query_weight, key_weight, padded(keys[first:last], bucket) if last else None, query, key, weights,
-            shape.channels, segments, query_weight.shape[-1], shape.pixels, heads,
-            (shape.channels // heads) ** -0.5, last - first, first, layers,
-            SOFTMAX=len(groups) == 1, LAYERS=bucket, WIDTH=max(1, 2 * bucket), **constants,
-        )  # fmt: skip
-    return query, key, weights if len(groups) == 1 else weights.softmax(-1)
-
-
-def folded_programs(shape: MapShape, constants: dict[str, Any]) -> tuple[int]:
-    chunks = pieces(shape.channels, constants["FOLDS"] * constants["FOLD"])
-    return (shape.batch * shape.tiles.segments * chunks,)
-
-
-def add_values(
-    grad: Tensor | None,
-    values: Sequence[Tensor],
-    group: tuple[int, int],
-    weights: Tensor,
-    table: Tensor | None,
-    mask: Tensor | None,
-    output: Tensor | None,
-    sums: Tensor | None,
-    heads: int,
-    shape: MapShape,
-    relu: bool,
-) -> None:
-    """Adds the values of a group of layers to `output`, and after the last layer computes `sums` if they are given."""
-    first, last = group
-    bucket, layers = size_of_tuple(last - first), weights.shape[-1]
-    constants = folded_constants(shape, heads, ATTENDED_FOLD, ATTENDED_CHANNELS)
-    assert output is not None
-    run_kernel(
-        attended_kernel, folded_programs(shape, constants),
-        either(grad, output), padded(values[first:last], bucket), weights, either(table, weights), either(mask,
-        weights),
-        output, either(sums, weights),
-        shape.pixels, shape.tiles.rows * shape.width, shape.tiles.segments, shape.channels, heads,
-        last - first, first, layers,
-        SUMS=sums is not None and last == layers, MASKED=mask is not None, ACTIVATION=relu, LAYERS=bucket, **constants,
-    )  # fmt: skip
-
-
-def value_gradients(
-    grad: Tensor,
-    values: Sequence[Tensor],
-    weights: Tensor,
-    received: Sequence[Tensor | None],
-    own: Sequence[bool],
-    stack: Tensor | None,
-    mask: Tensor | None,
-    heads: int,
-    shape: MapShape,
-    *,
-    norm: tuple[Tensor, Tensor, Tensor] | None,
-    relu: bool = False,
-    training: bool = False,
-    prefix: int = 0,
-) -> tuple[list[Tensor], Tensor, int]:
-    """Returns the gradients of all values, the sums of dO V_s by folds of channels, and the channels of a fold.
-
-    Args:
-        grad: The gradient of x'.
-        values: V_s of all layers.
-        weights: p, [B, heads, t].
-        received: The gradients of V_s from later layers.
-        own: Which of them may be overwritten.
-        stack: Where to write the gradients of all layers but the last, or None.
-        mask: m, or None.
-        heads: The number of heads.
-        shape: The sizes of the map.
-        norm: O, and the table and the gradient's sums of its norm, or None if O is not normalized.
-        relu: Whether a ReLU follows the norm.
-        training: Whether the norm is in training.
-        prefix: The number of tokens before the pixels of a sample in `grad`.
-    """
-    constants = folded_constants(shape, heads, VALUES_FOLD, VALUES_CHANNELS)
-    fold, segments, layers = constants["FOLD"], shape.tiles.segments, len(values)
-    sizes = (shape.batch * segments, layers, shape.channels // fold)
-    products = torch.empty(sizes, device=grad.device, dtype=shape.acc)
-    given, results = gradient_results(values, received, own, stack)
-    output, table, sums = norm or (grad, weights, weights)
-    for first, last in groups_of_layers(layers, WRITTEN):
-        bucket = size_of_tuple(last - first)
-        run_kernel(
-            values_kernel, folded_programs(shape, constants),
-            grad, output, padded(values[first:last], bucket),
-            *gradient_tuples(given[first:last], results[first:last], bucket),
-            weights, table, sums, either(mask, weights), products,
-            shape.pixels, shape.segment_pixels, segments, shape.channels, heads, float(shape.batch * shape.pixels),
-            last - first, first, layers, bits_of(given[first:last]), prefix,
-            NORM=norm is not None, MASKED=mask is not None, ACTIVATION=relu, TRAINING=training, LAYERS=bucket,
-            CHUNK=min(CHUNK, bucket), **constants,
-        )  # fmt: skip
-    return results, products, fold
-
-
-def gradient_results(
-    tensors: Sequence[Tensor], received: Sequence[Tensor | None], own: Sequence[bool], stack: Tensor | None = None
-) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Returns the gradients received from later layers, laid out as the tensors, and where to write the new ones.
-
-    If a stack is given, those of all layers but the last are written there.
-    """
-    given = [
-        grad if grad is None or mine else _like(grad, tensor)
-        for tensor, grad, mine in zip(tensors, received, own, strict=True)
-    ]
-    if stack is not None:
-        return given, [*stack.unbind(), new_gradient(tensors[-1])]
-    results = [
-        grad if mine and grad is not None else new_gradient(tensor)
-        for tensor, grad, mine in zip(tensors, given, own, strict=True)
-    ]
-    return given, results
-
-
-def _like(grad: Tensor, tensor: Tensor) -> Tensor:
-    return like_map(grad, tensor) if tensor.dim() == 4 else grad.to(tensor.dtype).contiguous()
-
-
-def gradient_tuples(
-    given: Sequence[Tensor | None], results: Sequence[Tensor], size: int
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Returns the two tuples of a kernel: the gradients received, and where it writes the new ones."""
-    read = [either(grad, result) for grad, result in zip(given, results, strict=True)]
-    return padded(read, size), padded(results, size)
-
-
-def bits_of(given: Sequence[Tensor | None]) -> int:
-    return sum(1 << layer for layer, grad in enumerate(given) if grad is not None)
-
-
-def score_gradients(
-    products: Tensor,
-    weights: Tensor,
-    received: Sequence[Tensor | None],
-    own: Sequence[bool],
-    query: Tensor,
-    keys: Sequence[Tensor],
-    pooled: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    heads: int,
-    fold: int,
-    shape: MapShape,
-    pooled_segments: int,
-    stack: Tensor | None = None,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Returns the gradients of earlier keys, of each pixel of x through the average, and of the weights of q and k."""
-    layers, segments, size = len(keys), shape.tiles.segments, query_weight.shape[-1]
-    given, results = gradient_results(keys, received[2 : 2 + layers], own[2 : 2 + layers], stack)
-    grad_weights = received[1]
-    grad_query = torch.empty_like(query)
-    blocks, constants = head_blocks(shape.channels, heads, shape.acc)
-    folds = power_of_2(shape.channels // heads // fold)
-    for first, last in groups_of_layers(layers):
-        bucket = size_of_tuple(last - first)
-        run_kernel(
-            keys_kernel, (shape.batch, blocks),
-            products, weights, weights if grad_weights is None else grad_weights.contiguous(), query,
-            padded(keys[first:last], bucket), *gradient_tuples(given[first:last], results[first:last], bucket),
-            grad_query,
-            shape.channels, segments, heads, (shape.channels // heads) ** -0.5, last - first, first, layers,
-            bits_of(given[first:last]),
-            RETURNED=grad_weights is not None, LAYERS=bucket, FOLDS=folds, FOLD=fold, **constants,
-        )  # fmt: skip
-    block = min(256, max(16, power_of_2(shape.channels)))
-    chunks = pieces(shape.channels, block)
-    grad_pooled = torch.empty_like(query)
-    partial = torch.empty((shape.batch * chunks, 2, size), device=query.device, dtype=shape.acc)
-    run_kernel(
-        projections_kernel, (shape.batch, chunks),
-        pooled, query_weight, key_weight, grad_query, results[-1], grad_pooled, partial,
-        shape.channels, pooled_segments, size, shape.pixels, CHANNELS=block, ACC=TYPES[shape.acc],
-    )  # fmt: skip
-    of_query, of_key = partial.sum(0)
-    return (
-        results[:-1],
-        grad_pooled,
-        of_query.to(query_weight.dtype).reshape(query_weight.shape),
-        of_key.to(key_weight.dtype).reshape(key_weight.shape),
-    )
-
-
-class NothingSaved:
-    """The context of a forward pass without a backward pass."""
-
-    needs_input_grad = (False,)
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        pass
-
-    def set_materialize_grads(self, value: bool) -> None:
-        pass
-
-
-class Context(NothingSaved):
-    """The context of a pass that a registered operator runs."""
-
-    def __init__(self, differentiated: bool, saved: tuple[Tensor | None, ...] = (), **attributes: Any) -> None:
-        self.needs_input_grad = (differentiated,)
-        self.saved_tensors = saved
-        vars(self).update(attributes)
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        self.saved_tensors = tensors
-
-
-Memory = tuple[Tensor, ...] | Linked
-
-
-def run_at_once(
-    function: Any, arguments: tuple[Any, ...], earlier: int
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Runs the function of a layer and returns x', p, and the keys and values of all layers."""
-    if torch.is_grad_enabled():
-        references_of_own(arguments[0].device)
-        outputs = function.apply(*arguments)
-    else:
-        outputs = function.forward(NothingSaved(), *arguments)  # autograd takes longer than a small kernel
-    x, weights, *memory = outputs
-    return x, weights, tuple(memory[: earlier + 1]), tuple(memory[earlier + 1 :])
-
-
-def run_in_operator(
-    function: Any, context: Context, arguments: tuple[Any, ...], earlier: int
-) -> tuple[Tensor | None, ...]:
-    """Runs the forward pass of a function in an operator, which may not return the earlier keys and values.
-
-    Returns:
-        x', p, the links of the keys and values so far (see `linked.py`), k and V.
-    """
-    result, weights, *memory = function.forward(context, *arguments)
-    key, value = memory[earlier], memory[-1]
-    return result, weights, *_links(key, value, earlier + 1, any(context.needs_input_grad)), key, value
-
-
-def fake_results(x: Tensor, value: Tensor, earlier: int, heads: int, differentiated: bool) -> tuple[Tensor | None, ...]:
-    """Returns tensors like those of `run_in_operator`, without values, given one like V."""
-    (batch, channels), acc = value.shape[:2], accumulator(x)
-    key = x.new_empty((batch, channels), dtype=acc)
-    weights = x.new_empty((batch, heads, earlier + 1), dtype=acc)
-    return torch.empty_like(x), weights, *_links(key, value, earlier + 1, differentiated), key, value
-
-
-def _links(key: Tensor, value: Tensor, layers: int, differentiated: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the links of the keys and values so far, or None if there is no backward pass."""
-    return (new_link(key, layers), new_link(value, layers)) if differentiated else (None, None)
-
-
-def differentiate_in_operator(
-    function: Any, context: Any, keys: Sequence[Tensor], values: Sequence[Tensor], grads: Sequence[Tensor | None]
-) -> tuple[tuple[Any, ...], Tensor | None, Tensor | None]:
-    """Runs the backward pass of a function in an operator.
-
-    Args:
-        function: The function of the layer.
-        context: Its context.
-        keys: The keys of the earlier layers.
-        values: The values of the earlier layers.
-        grads: The gradients of x', p and the links.
-
-    Returns:
-        What the function returns, and the gradients of the links of the keys and values.
-    """
-    earlier = len(keys)
-    context.stacks = key_stack, value_stack = (new_stack(keys), new_stack(values)) if earlier else (None, None)
-    grad, grad_weights, *stacks = grads
-    memory = chain.from_iterable((None,) * (earlier + 1) if stack is None else stack.unbind() for stack in stacks)
-    with torch.no_grad():
-        return function.backward(context, grad, grad_weights, *memory), key_stack, value_stack
-
-
 def _forward(
     x: Tensor,
     query_weight: Tensor,
@@ -724,11 +348,6 @@ _layer = DifferentiableOperator(
     unread={"shortcut": "source", **dict.fromkeys(STATISTICS)},
     links={"key_link": "keys", "value_link": "values"},
 )
-
-
-def examined(tensors: Sequence[Tensor] | Linked) -> Sequence[Tensor]:
-    """Returns the tensors whose properties are examined. Linked ones are like the last of them."""
-    return tensors.tensors[-1:] if isinstance(tensors, Linked) else tensors
 
 
 def unsupported_reason(

@@ -37,23 +37,25 @@ from ..autocast import autocast_type
 from ..dispatch import TRACED
 from ..linked import Linked, linked, tensors_of
 from ..once import once_differentiable
-from .base_layer import (
+from .base_layer_gradients import VARYING
+from .base_layer_operator import (
     Context,
     Memory,
-    add_values,
-    compute_scores,
     differentiate_in_operator,
     examined,
     fake_results,
-    groups_of_layers,
-    padded,
     run_at_once,
     run_in_operator,
+)
+from .base_layer_values import (
+    add_values,
+    compute_scores,
+    groups_of_layers,
+    padded,
     score_gradients,
     size_of_tuple,
     value_gradients,
 )
-from .base_layer_gradients import VARYING
 from .batch_norm import accumulator
 from .light_layer_parts import append, load_gate, program_and_channels, three_weights
 from .light_tokens import (
