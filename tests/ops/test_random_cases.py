@@ -35,8 +35,23 @@ def test_the_verdict_is_twice_the_error_of_the_reference(errors, good, capsys):
 def test_one_unlucky_case_decides_nothing():
     """One ReLU that jumps in one case of twenty is no fault, errors that are three times those of the reference are."""
     rest = [(1e-3, 8e-4), (8e-4, 1e-3)] * 10
-    assert program.typical_ratio([*rest, (0.5, 1e-5)], program.ROUNDING) < program.LIMIT
-    assert program.typical_ratio([(3 * other, other) for _, other in rest], program.ROUNDING) > program.LIMIT
+    assert verdict([*rest, (0.5, 1e-5)])
+    assert not verdict([(3 * other, other) for _, other in rest])
+
+
+@pytest.mark.parametrize(("wrong", "count"), [(3, 39), (2, 18), (1, 6)])
+def test_kernels_that_are_wrong_for_some_shapes_do_not_pass(wrong, count):
+    """A variant of a kernel is a few of the cases of its operation."""
+    assert not verdict([(0.5, 5e-3)] * wrong + [(5e-3, 5e-3)] * count)
+    assert not verdict([(0.175, 5e-3)] * (8 * wrong) + [(5e-3, 5e-3)] * (8 * count))
+
+
+def test_better_cases_do_not_make_up_for_worse_ones():
+    assert not verdict([(2e-1, 2e-3), (4e-6, 2e-3)] * 10)
+
+
+def verdict(pairs):
+    return program.report([(CASE, OPTIONS, {"gradient of x 0": pair}) for pair in pairs])
 
 
 def test_what_vanishes_is_rounding_of_the_dtype(capsys):

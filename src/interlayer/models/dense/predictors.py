@@ -4,7 +4,8 @@ torchvision's box and mask predictors have one more class, the background, whose
 has no weights; a constant is inserted at its place, so torchvision's RoI heads index the outputs as usual.
 
 The number of masks of a batch is another one in nearly every step, and cuDNN prepares a convolution anew for every
-size. On a GPU the mask head and predictor therefore fill up their batch with zeros to a multiple of `GROUP`.
+size. On a GPU the mask head and predictor therefore fill up their batch with zeros to a multiple of `GROUP`, but not
+where a tracer or a mode, such as a counter of FLOPs, sees the operations.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 
 MASK_CHANNELS = 256  # of the mask head
 GROUP = 64  # masks
-FILLED = ("cuda",)  # types of devices on which batches are filled up
+FILLED_DEVICES = ("cuda",)  # types of devices on which batches are filled up
 
 
 class BoxPredictor(FastRCNNPredictor):
@@ -60,7 +61,8 @@ class MaskPredictor(MaskRCNNPredictor):
 
 def _in_groups(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Runs a function on a batch that is filled up to whole groups, and returns the results of the batch."""
-    if x.device.type not in FILLED or torch.jit.is_tracing() or torch.compiler.is_compiling():
+    watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if watched or x.device.type not in FILLED_DEVICES:
         return run(x)
     missing = -len(x) % GROUP
     return run(F.pad(x, (0, 0, 0, 0, 0, 0, 0, missing)))[: len(x)] if missing else run(x)

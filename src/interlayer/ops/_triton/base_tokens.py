@@ -328,7 +328,7 @@ def _backward(
     grad, *tensors, _, _, keys, values, _, heads, height, width, add_prefix, _ = arguments
     _, weights, _, _, key, value, query, pooled, statistics, normed = results
     saved = (*tensors, weights, query, pooled, statistics, normed, *keys, key, *values, value)
-    context = Context(True, saved, numbers=(heads, height, width, add_prefix))
+    context = Context(True, saved, numbers=(heads, height, width, add_prefix), dtype=grad.dtype)
     found, *stacks = differentiate_in_operator(_BaseTokens, context, keys, values, (grad, *grads[1:]))
     return *found[:7], *stacks
 

@@ -165,9 +165,10 @@ class DifferentiableOperator:
             results for the backward pass, with None for those that it does not need. Default: all are kept.
         constant: The names of tensors for which `backward` returns no gradient.
         unread: The names of tensors whose values `backward` does not need, so that they are not saved. It gets None
-            or, for a tensor with a gradient, another one of the same shape and dtype: a tensor whose name is given,
-            with the same strides, or the gradient of the output whose number is given, zeros if there is none. If the
-            tensor of that name is missing, the tensor itself is saved.
+            or, for a tensor with a gradient, another one of the same shape and dtype. If the name of a tensor is given,
+            which must have the same strides, it gets that one; if that is missing, the tensor itself is saved. If the
+            number of an output is given, it gets the gradient of the output, in any layout, or zeros if there is none;
+            the tensor may then not be None.
         links: The names of tensors that only carry a gradient, each with the name of the list of tensors for which it
             does so (see `linked.py`). A link is missing if the list is empty.
     """
@@ -210,7 +211,7 @@ class DifferentiableOperator:
                     read[i] = args[other]
             given = args[count:first_number]
             ctx.save_for_backward(*read, *keep(args, found), *(tensor for tensors in given for tensor in tensors))
-            ctx.likes = [(args[i].shape, args[i].dtype, args[i].device) for i in by_gradient]
+            ctx.unsaved = [(args[i].shape, args[i].dtype, args[i].device) for i in by_gradient]
             ctx.lengths = [len(tensors) for tensors in given]
             ctx.numbers = args[first_number:]
             ctx.set_materialize_grads(False)
@@ -219,7 +220,7 @@ class DifferentiableOperator:
             """Returns the tensors, results and lists of tensors that were saved."""
             saved = ctx.saved_tensors  # gradient checkpointing allows only one access
             read = list(saved[:count])
-            for (i, output), (shape, dtype, device) in zip(by_gradient.items(), ctx.likes, strict=True):
+            for (i, output), (shape, dtype, device) in zip(by_gradient.items(), ctx.unsaved, strict=True):
                 grad = grads[output]
                 read[i] = torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             rest = iter(saved[count + results :])
