@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from operation_tester import DEVICE
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -56,7 +57,7 @@ def verdict(pairs):
 
 def test_what_vanishes_is_rounding_of_the_dtype(capsys):
     """A gradient that is zero, and that the kernels compute to the precision of the dtype, is no fault."""
-    low = OPTIONS | {"dtype": program.torch.float16}
+    low = OPTIONS | {"dtype": torch.float16}
     errors = {"vanishing gradient of norm_weight 0": (3e-5, 0.0)}
     assert program.report([(CASE, low, errors)])
-    assert not program.report([(CASE, OPTIONS | {"dtype": program.torch.float32}, errors)])
+    assert not program.report([(CASE, OPTIONS | {"dtype": torch.float32}, errors)])

@@ -78,12 +78,10 @@ def _mask_rcnn(body: FeatureMaps, num_classes: int, predict_background: bool, py
     backbone = PyramidBackbone(body, extra="pool", **pyramid)
     if predict_background:
         return MaskRCNN(backbone, num_classes + 1, **options)
-    return MaskRCNN(
-        backbone,
-        box_predictor=BoxPredictor(HEAD_CHANNELS, num_classes),
-        mask_predictor=MaskPredictor(num_classes),
-        **{"mask_head": MaskHead(backbone.out_channels), **options},
-    )
+    box_predictor, mask_predictor = BoxPredictor(HEAD_CHANNELS, num_classes), MaskPredictor(num_classes)
+    if options.get("mask_head") is None:
+        options["mask_head"] = MaskHead(backbone.out_channels)
+    return MaskRCNN(backbone, box_predictor=box_predictor, mask_predictor=mask_predictor, **options)
 
 
 def _retinanet(body: FeatureMaps, num_classes: int, predict_background: bool, pyramid: Any, **options: Any) -> Any:

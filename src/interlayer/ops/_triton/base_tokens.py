@@ -145,7 +145,7 @@ def attention_kernel(
         for row in range(tl.maximum(first - 1, 0), last + 1):
             normed = load_row(
                 x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-                False, WHOLE, COLUMNS, CHANNELS, ACC,
+                WHOLE, COLUMNS, CHANNELS, ACC,
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:  # the row above is complete

@@ -81,7 +81,7 @@ def _load_normed(normed_ptr, token, known, columns, inside, gamma, beta, channel
 @triton.jit
 def load_row(
     x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-    NORMED: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr,
+    WHOLE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr, NORMED: tl.constexpr = False,
 ):  # fmt: skip
     """Returns n of a pixel to the left, COLUMNS pixels and a pixel to the right, 0 outside of the grid.
 
@@ -270,7 +270,7 @@ def attention_kernel(
         for row in range(tl.maximum(first - 1, 0), last + 1):
             normed = load_row(
                 x_ptr, statistics_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-                False, WHOLE, COLUMNS, CHANNELS, ACC,
+                WHOLE, COLUMNS, CHANNELS, ACC,
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:  # the row above is complete
@@ -364,7 +364,7 @@ def values_kernel(
         for row in range(tl.maximum(first - 1, 0), last + 1):
             normed = load_row(
                 normed_ptr, normed_ptr, row, left, columns, inside, gamma, beta, prefix, height, width, channels,
-                True, WHOLE, COLUMNS, CHANNELS, ACC,
+                WHOLE, COLUMNS, CHANNELS, ACC, NORMED=True,
             )  # fmt: skip
             above = add_row(above, normed, w20, w21, w22, COLUMNS)
             if row > first:
