@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .base_layer_gradients import VARYING, attended_kernel, keys_kernel, projections_kernel, values_kernel
-from .light_layer_parts import projections
+from .light_layer_parts import heads_and_channels, projections
 from .map_shape import SIZES, MapShape, either, head_blocks, like_map
 from .own_gradients import new_gradient
 from .runtime import TYPES, pieces, power_of_2, run_kernel
@@ -57,11 +57,7 @@ def _scores_kernel(
     ACC: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    depth = channels // heads
-    within = tl.arange(0, DEPTH)
-    places = head[:, None] * depth + within[None, :]
-    inside = (head < heads)[:, None] & (within < depth)[None, :]
+    head, places, inside = heads_and_channels(channels, heads, HEADS, DEPTH)
     start = sample * segments * channels
     query, key = projections(
         pooled_ptr, query_weight_ptr, key_weight_ptr, start, places, inside, channels, segments, size, pixels, ACC

@@ -8,6 +8,7 @@ from .light_layer_parts import (
     append,
     block_output,
     gates_of_channels,
+    heads_and_channels,
     load_gate,
     program_and_channels,
     projections,
@@ -116,11 +117,7 @@ def gate_kernel(
     ACC: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    depth = channels // heads
-    within = tl.arange(0, DEPTH)
-    places = head[:, None] * depth + within[None, :]
-    inside = (head < heads)[:, None] & (within < depth)[None, :]
+    head, places, inside = heads_and_channels(channels, heads, HEADS, DEPTH)
     start = sample * segments * channels
     query, key = projections(
         pooled_ptr, query_ptr, key_ptr, start, places, inside, channels, segments, size, pixels, ACC

@@ -14,7 +14,16 @@ the products of x and dO the gradient of the 3x3 weight. Only dy, which depends 
 import triton
 import triton.language as tl
 
-from .light_layer_parts import affine, append, block_output, load_gate, program_and_channels, projections, three_weights
+from .light_layer_parts import (
+    affine,
+    append,
+    block_output,
+    heads_and_channels,
+    load_gate,
+    program_and_channels,
+    projections,
+    three_weights,
+)
 from .map_shape import SIZES
 
 
@@ -295,11 +304,7 @@ def scores_kernel(
     ACC: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    depth = channels // heads
-    within = tl.arange(0, DEPTH)
-    places = head[:, None] * depth + within[None, :]
-    inside = (head < heads)[:, None] & (within < depth)[None, :]
+    head, places, inside = heads_and_channels(channels, heads, HEADS, DEPTH)
     total = tl.zeros([HEADS, DEPTH], ACC)
     for segment in range(segments):
         start = partial_ptr + (sample * segments + segment) * channels

@@ -15,6 +15,17 @@ def program_and_channels(channels, CHANNELS: tl.constexpr):
 
 
 @triton.jit
+def heads_and_channels(channels, heads, HEADS: tl.constexpr, DEPTH: tl.constexpr):
+    """Returns the heads of a program, [HEADS], their channels, [HEADS, DEPTH], and which of these there are."""
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    depth = channels // heads
+    within = tl.arange(0, DEPTH)
+    places = head[:, None] * depth + within[None, :]
+    inside = (head < heads)[:, None] & (within < depth)[None, :]
+    return head, places, inside
+
+
+@triton.jit
 def block_output(
     z, s_ptr, places, mask, scale, shift, s_scale, s_shift,
     SHORTCUT: tl.constexpr, PROJECTED: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
