@@ -22,6 +22,7 @@ from interlayer.models.dense import detector
 from interlayer.tasks.detection_records import MASK_SIZE, detection_quality, pack_masks, unpack_masks
 from interlayer.tasks.padded import PaddedTargets, pad_together
 from interlayer.training import Trainer, train
+from interlayer.training.data import open_data
 from interlayer.training.files import TrainingError
 from interlayer.training.processes import init_processes
 from interlayer.training.recipe import RecipeError

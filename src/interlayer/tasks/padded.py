@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 Size = tuple[int, int]  # height and width
 
@@ -50,7 +50,8 @@ class PaddedTargets:
         for place, leaf in enumerate(leaves):
             groups.setdefault(leaf.dtype, []).append(place)
         packed = [(places, torch.cat([leaves[place].flatten() for place in places])) for places in groups.values()]
-        return _unpacked, (self.sizes, structure, [tuple(leaf.shape) for leaf in leaves], packed)
+        place_of = tree_unflatten(range(len(leaves)), structure)  # torch 2.11 warns where a structure is unpickled
+        return _unpacked, (self.sizes, place_of, [tuple(leaf.shape) for leaf in leaves], packed)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> PaddedTargets:
         targets = [
@@ -60,14 +61,14 @@ class PaddedTargets:
         return PaddedTargets(self.sizes, targets)
 
 
-def _unpacked(sizes: Sequence[Size], structure: Any, shapes: Sequence[Any], packed: Sequence[Any]) -> PaddedTargets:
+def _unpacked(sizes: Sequence[Size], place_of: Any, shapes: Sequence[Any], packed: Sequence[Any]) -> PaddedTargets:
     """Returns the targets that `PaddedTargets.__reduce__` packed."""
     leaves: list[Any] = [None] * len(shapes)
     for places, values in packed:
         parts = values.split([math.prod(shapes[place]) for place in places])
         for place, part in zip(places, parts, strict=True):
             leaves[place] = part.view(shapes[place])
-    return PaddedTargets(sizes, tree_unflatten(leaves, structure))
+    return PaddedTargets(sizes, tree_map(leaves.__getitem__, place_of))
 
 
 def pad_together(images: Sequence[Tensor], value: int = 0) -> Tensor:
