@@ -3,12 +3,14 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
+from dense_data import small_recipe, write_objects
 from digit_images import SMALL
 from run_folders import assert_same_run
 
-from interlayer.experiments import compare, comparison_table
+from interlayer.experiments import compare, comparison_table, costs
 from interlayer.experiments.compare import recipe_for
 from interlayer.experiments.costs import equal_time_epochs, measured_epoch_seconds
 from interlayer.experiments.record import read_record
@@ -129,3 +131,22 @@ def test_an_epoch_is_timed_by_a_few_real_steps():
     narrow = RECIPE.replace(model=PLAIN)
     slow, quick = (measured_epoch_seconds(recipe, data, processes) for recipe in (wide, narrow))
     assert slow > quick > 0
+
+
+def test_the_time_of_an_epoch_leaves_out_what_is_prepared_for_a_size_of_images(monkeypatch, tmp_path):
+    """cuDNN prepares the convolutions of a size once in a process: it would count for the first network alone."""
+    clock, sizes, steps = [0.0], set(), []
+
+    def run(self, batch):
+        size = batch[0].shape
+        steps.append(size)
+        clock[0] += 1.0 if size in sizes else 100.0
+        sizes.add(size)
+
+    monkeypatch.setattr(costs.TrainStep, "run", run)
+    monkeypatch.setattr(costs, "UNTIMED_STEPS", 0)
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    recipe = small_recipe("detect", write_objects(tmp_path), batch_size=2, workers=0)
+    assert measured_epoch_seconds(recipe, open_data(recipe), init_processes(recipe)) == 4.0, "4 steps of 1 s"
+    assert len(sizes) > 1
+    assert len(steps) == costs.TIMED_STEPS + len(sizes)

@@ -125,9 +125,20 @@ def measured_epoch_seconds(recipe: Recipe, data: Data, processes: Processes) -> 
 
 
 def _timed_steps(setup: TrainingSetup) -> Iterator[float]:
-    """Trains, epoch after epoch, and yields the seconds of every step."""
+    """Trains, epoch after epoch, and yields the seconds of every step.
+
+    A batch of a new size is trained on twice, and the second time counts: cuDNN prepares its convolutions in the first.
+    """
     stream = torch.cuda.Stream() if setup.device.type == "cuda" else None
     step = TrainStep(setup, stream)
+    sizes: set[tuple[int, ...]] = set()
+
+    def run(batch: Any) -> None:
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            step.run(batch)
+        if stream is not None:
+            torch.cuda.synchronize()
+
     setup.train()
     try:
         for epoch in itertools.count():
@@ -136,14 +147,23 @@ def _timed_steps(setup: TrainingSetup) -> Iterator[float]:
                     began = time.perf_counter()
                     setup.set_lr(epoch, index)
                     setup.batches.seed(epoch, index)
-                    with torch.cuda.stream(stream) if stream is not None else nullcontext():
-                        step.run(next(batches))
-                    if stream is not None:
-                        torch.cuda.synchronize()
-                    yield time.perf_counter() - began
+                    batch = next(batches)
+                    loading = time.perf_counter() - began
+                    size = tuple(_images(batch).shape)
+                    if size not in sizes:
+                        sizes.add(size)
+                        run(batch)
+                    began = time.perf_counter()
+                    run(batch)
+                    yield loading + time.perf_counter() - began
     finally:
         step.release()
         setup.batches.close()
+
+
+def _images(batch: Any) -> Tensor:
+    images: Tensor = batch if isinstance(batch, Tensor) else batch[0]
+    return images
 
 
 def median_epoch_seconds(folders: Sequence[Path]) -> float:
