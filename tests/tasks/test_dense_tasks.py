@@ -197,10 +197,22 @@ def test_the_quality_of_an_image_counts_confident_detections():
 def test_padded_targets_move_and_pad():
     targets = PaddedTargets([(2, 3), (1, 1)], [{"boxes": torch.zeros(1, 4)}, {"boxes": torch.zeros(0, 4)}])
     assert targets.to(torch.device("meta")).targets[0]["boxes"].is_meta
-    copied = pickle.loads(pickle.dumps(targets))
+    pickled = pickle.dumps(targets)
+    assert b"TreeSpec" not in pickled, "torch 2.11 warns in every worker where one is unpickled"
+    copied = pickle.loads(pickled)
     assert copied.sizes == targets.sizes
     assert [target["boxes"].shape for target in copied] == [(1, 4), (0, 4)]
     assert pad_together([torch.ones(1, 2, 3), torch.ones(1, 4, 1)], 7).sum() == 6 + 4 + 7 * (24 - 10)
+
+
+def test_a_recipe_pads_batches_to_few_sizes(objects):
+    recipe = small_recipe("detect", objects, head_options={**HEAD, "size_divisible": 96})
+    setup = set_up(recipe, init_processes(recipe), open_data(recipe))
+    transform = setup.network.transform
+    assert {tuple(transform([image])[0].tensors.shape[-2:]) for image in torch.rand(3, 3, 40, 100)} == {(96, 192)}
+    wrong = small_recipe("detect", objects, head_options={**HEAD, "size_divisible": 100})
+    with pytest.raises(RecipeError, match="size_divisible must be a multiple of 32"):
+        set_up(wrong, init_processes(wrong), open_data(wrong))
 
 
 @pytest.mark.slow

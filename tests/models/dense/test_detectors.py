@@ -133,6 +133,16 @@ def test_images_are_resized_once_at_most():
     assert resized.transform(image)[0].image_sizes == [(64, 80)]
 
 
+def test_batches_are_padded_to_multiples():
+    options = {"backbone": "resnet18", "num_classes": 2, "min_size": 64, "max_size": 100}
+    images = [torch.rand(3, 64, 80), torch.rand(3, 64, 70)]
+    sizes = [
+        tuple(interlayer.detector("faster_rcnn", **options, size_divisible=multiple).transform(images)[0].tensors.shape)
+        for multiple in (None, 128)
+    ]
+    assert sizes == [(2, 3, 64, 96), (2, 3, 128, 128)]
+
+
 def test_the_detector_of_torchvision_is_reproduced():
     torch.manual_seed(0)
     sizes = {"min_size": 64, "max_size": 96}
@@ -157,6 +167,8 @@ def test_the_detector_of_torchvision_is_reproduced():
         ({"num_classes": 0}, "num_classes must be a positive number"),
         ({"freeze_stages": 5}, "freeze_stages must be a number of stages from 0 to 4"),
         ({"frozen_norms": "yes"}, "frozen_norms must be"),
+        ({"size_divisible": 48}, "size_divisible must be a multiple of 32, the stride of the last map, got 48"),
+        ({"size_divisible": 0}, "size_divisible must be a multiple of 32"),
         ({"vit_blocks": [1, 2, 3, 4]}, "vit_blocks is for plain ViTs"),
         ({"backbone": "deit_tiny_patch16_224", "vit_blocks": [1, 12, 3, 4]}, "vit_blocks must be four blocks"),
         ({"backbone": "deit_tiny_patch16_224", "freeze_stages": 1}, "has no stages"),

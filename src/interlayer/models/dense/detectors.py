@@ -118,6 +118,7 @@ def detector(
     resize: bool = True,
     min_size: int = 800,
     max_size: int = 1333,
+    size_divisible: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     backbone_options: Mapping[str, Any] | None = None,
@@ -148,6 +149,8 @@ def detector(
         resize: whether the detector resizes images. If False, images keep the size that the data gives them.
         min_size: length of the short side of resized images.
         max_size: largest length of the long side of resized images.
+        size_divisible: batches are padded to multiples of it; None for the stride of the last map, mostly 32. With 128,
+            images of many sizes make batches of few sizes, each of which cuDNN prepares its convolutions for.
         mean: channel means of the images; by default those of the backbone's pretrained weights.
         std: channel standard deviations of the images.
         backbone_options: additional arguments of `build_network`, such as ``image_size`` or ``model_options``.
@@ -179,6 +182,11 @@ def detector(
         vit_blocks=vit_blocks,
         options=backbone_options,
     )
+    multiple = body.stride if size_divisible is None else size_divisible
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1 or multiple % body.stride:
+        raise ModelError(
+            f"size_divisible must be a multiple of {body.stride}, the stride of the last map, got {size_divisible!r}"
+        )
     config = getattr(body.network, "pretrained_cfg", None) or {}
     mean = list(mean if mean is not None else config.get("mean") or IMAGENET_MEAN)
     std = list(std if std is not None else config.get("std") or IMAGENET_STD)
@@ -187,5 +195,5 @@ def detector(
     pyramid = {"channels": pyramid_channels, "norm": pyramid_norm}
     model = DETECTORS[name](body, num_classes, predict_background, pyramid, **given)
     keep_boxes_precise(model)
-    model.transform = DetectorTransform(min_size, max_size, mean, std, size_divisible=body.stride, resizes=resize)
+    model.transform = DetectorTransform(min_size, max_size, mean, std, size_divisible=multiple, resizes=resize)
     return model
