@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..tasks import Table
+from ..training.wording import plural
 from .results import Comparison
 from .statistics import CONFIDENCE
 
@@ -77,7 +78,7 @@ def _note(comparison: Comparison) -> str:
     equal = ", as many as fit into the time of the slowest network" if comparison.equal_time else ""
     tests = len(comparison.tested)
     most = max(len(result.seeds) for result in comparison.results)
-    seeds = f"{'up to ' if comparison.unfinished else ''}{most} seeds"
+    seeds = f"{'up to ' if comparison.unfinished else ''}{plural(most, 'seed')}"
     adjusted = f", each by itself; decisions are adjusted to {tests} tests (Holm)" if tests > 1 else ""
     return (
         f"{metric.title} on the test images, mean ± standard deviation over {seeds}; difference "

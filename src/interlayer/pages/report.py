@@ -20,6 +20,7 @@ from ..training.data import Images, open_data
 from ..training.files import write_text
 from ..training.recipe import read_recipe
 from ..training.summary import read_contribution
+from ..training.wording import plural
 from .figures import Attention, MechanismEffect, Shown, attention, confusion, contributions, costs, curves, plot
 from .rendering import render, sentence_case
 
@@ -68,7 +69,7 @@ def write_comparison_report(comparison: Comparison) -> Path:
     report = Report(
         title=f"Comparison: {', '.join(names)}",
         heading=f"{' or '.join(asked)}?",
-        setting=f"{_setting(comparison.recipe)}, {len(comparison.seeds)} seeds each.",
+        setting=f"{_setting(comparison.recipe)}, {plural(len(comparison.seeds), 'seed')} each.",
         verdicts=comparison.verdicts(),
         notes=comparison.notes,
         bad_images=summary["bad_images"],
