@@ -78,7 +78,8 @@ def small_recipe(task, root, **changes):
         "task": task, "data": str(root), "model": "resnet10t", "pretrained": False, "batch_size": 4, "epochs": 1,
         "workers": 0, "tensorboard": False, "device": "cpu", "precision": "float32", "channels_last": False,
         "shorter_side": [48, 48], "eval_shorter_side": None, "crop": "none", "image_size": None, "warmup_steps": 0,
-        "frozen_norms": "none", "new_lr_scale": 1, "color_jitter": 0.1, "eval_batch_size": 2,
+        "frozen_norms": "none", "new_lr_scale": 1, "mechanism_lr_scale": None, "color_jitter": 0.1,
+        "eval_batch_size": 2,
     }  # fmt: skip
     if task == "segment":
         values |= {"segmenter": "fpn", "head_options": {"channels": 16}, "data_options": {"classes": 3, "ignore": 9}}

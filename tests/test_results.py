@@ -58,7 +58,8 @@ def test_commands_are_understood(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "model"), BUILT)
 def test_networks_build_and_read_images(name, model):
-    recipe = recipe_for(PLANS[name].recipe.replace(pretrained=False, new_lr_scale=1.0), model, 0)
+    from_scratch = {"pretrained": False, "new_lr_scale": 1.0, "mechanism_lr_scale": None}
+    recipe = recipe_for(PLANS[name].recipe.replace(**from_scratch), model, 0)
     task = task_of(recipe, [str(number) for number in range(10)])
     network = build_network(task).eval()
     with torch.no_grad():

@@ -123,6 +123,19 @@ def test_new_parameters_have_a_multiple_of_the_rate_at_every_step(tuned, schedul
     assert plain[5]["fc.weight"] > 0
 
 
+def test_mechanisms_have_a_rate_of_their_own(tuned):
+    recipe = tuned("resnet10t+rla", new_lr_scale=2, mechanism_lr_scale=10, schedule="constant")
+    network = network_of(recipe)
+    row = {name: rate / recipe.lr for name, rate in rates(recipe, network)[0].items()}
+    assert row["conv1.0.weight"] == pytest.approx(1)
+    assert row["fc.weight"] == pytest.approx(2)
+    mechanism = [name for name in row if name not in timm.create_model("resnet10t").state_dict()]
+    assert [row[name] for name in mechanism] == pytest.approx([10] * len(mechanism))
+    assert len(mechanism) > 10, "those that the blocks of a stage share included"
+    plain = tuned("resnet10t", new_lr_scale=2, mechanism_lr_scale=10, schedule="constant")
+    assert max(rates(plain, network_of(plain))[0].values()) == pytest.approx(2 * plain.lr)
+
+
 @pytest.mark.parametrize("model", ["resnet10t", "vit_tiny_patch16_224", "test_efficientnet"])
 def test_the_rate_decays_from_layer_to_layer_and_new_parameters_keep_theirs(tuned, model):
     recipe = tuned(f"{model}+mrla_light", layer_decay=0.5, new_lr_scale=3, schedule="constant")
@@ -285,6 +298,10 @@ def test_a_compiled_network_unfreezes(small, tmp_path):
             "new_lr_scale=10.0 needs trained weights to start from: give pretrained=true or",
         ),
         ({"freeze_backbone": True, "layer_decay": 0.7}, "layer_decay=0.7, freeze_backbone=true need trained weights"),
+        (
+            {"new_lr_scale": 2, "mechanism_lr_scale": 10},
+            "or weights=FILE, or train from scratch with new_lr_scale=1.0 mechanism_lr_scale=null$",
+        ),
     ],
 )
 def test_there_must_be_weights_to_start_from(small, tmp_path, values, message):
@@ -340,6 +357,7 @@ def test_cached_weights_are_loaded_without_a_network(tmp_path, trained):
     ("values", "message"),
     [
         ({"new_lr_scale": 0}, "new_lr_scale must be above 0"),
+        ({"mechanism_lr_scale": -1}, "mechanism_lr_scale must be above 0"),
         ({"layer_decay": 1.5}, "layer_decay must be above 0 and at most 1"),
         ({"freeze_epochs": -1}, "freeze_epochs must be at least 0"),
         ({"freeze_epochs": 1, "freeze_backbone": True}, "set one"),

@@ -38,6 +38,12 @@ def test_a_run_says_what_is_new_and_its_rates(tuned, tmp_path, trained):
     assert lines[5] == f"learning rate: {rates}; only new parameters are trained for the first 3 steps"
 
 
+def test_a_run_says_the_rate_of_a_mechanism(tuned, tmp_path):
+    recipe = tuned("resnet10t+mrla_light", new_lr_scale=2, mechanism_lr_scale=10, lr=0.02)
+    rates = "0.02 for loaded parameters, 0.04 for new ones and 0.2 for those of the mechanism (sgd)"
+    assert said_by(recipe, tmp_path / "run")[5] == f"learning rate: {rates}"
+
+
 def test_a_plain_network_says_that_its_classifier_is_new(tuned, tmp_path):
     lines = said_by(tuned("resnet10t", zero_head=True), tmp_path / "run")
     assert lines[3].endswith(", 5,130 new (the classifier)")

@@ -68,6 +68,11 @@ def untrained_mechanisms(network: nn.Module, origin: Origin) -> list[str]:
     ]
 
 
+def new_mechanism_parameters(network: nn.Module, origin: Origin) -> list[nn.Parameter]:
+    """Returns the parameters of attached mechanisms that did not come from the trained weights."""
+    return [p for name in untrained_mechanisms(network, origin) for p in network.get_submodule(name).parameters()]
+
+
 def changes_outputs(network: nn.Module, origin: Origin, size: int) -> bool:
     """Whether untrained mechanisms change what a network computes with trained weights.
 

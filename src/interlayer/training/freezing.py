@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -72,6 +74,15 @@ def make_freeze(recipe: Recipe, network: nn.Module, origin: Origin, steps: int) 
 def check_fine_tuning(recipe: Recipe) -> None:
     """Raises if the recipe distinguishes new parameters from loaded ones, but loads none."""
     if recipe.fine_tuning_keys and not (recipe.pretrained or recipe.weights):
-        given = ", ".join(f"{key}={str(value).lower()}" for key, value in recipe.fine_tuning_keys.items())
+        given = ", ".join(f"{key}={_written(value)}" for key, value in recipe.fine_tuning_keys.items())
         needs = "need" if len(recipe.fine_tuning_keys) > 1 else "needs"
-        raise RecipeError(f"{given} {needs} trained weights to start from: give pretrained=true or weights=FILE")
+        defaults = {f.name: f.default for f in dataclasses.fields(recipe)}
+        without = " ".join(f"{key}={_written(defaults[key])}" for key in recipe.fine_tuning_keys)
+        raise RecipeError(
+            f"{given} {needs} trained weights to start from: give pretrained=true or weights=FILE, or train from "
+            f"scratch with {without}"
+        )
+
+
+def _written(value: Any) -> str:
+    return "null" if value is None else str(value).lower()

@@ -12,7 +12,7 @@ from timm.scheduler import create_scheduler_v2
 from torch import nn
 
 from ..hosts.finding.probe import reason
-from ..models.origin import Origin
+from ..models.origin import Origin, new_mechanism_parameters
 from .files import TrainingError
 from .recipe import Recipe, RecipeError
 
@@ -28,7 +28,7 @@ def make_optimizer(
         origin: tells new parameters, which have their own learning rate, from loaded ones.
     """
     options = dict(recipe.optimizer_options)
-    if recipe.new_lr_scale != 1.0 or recipe.layer_decay is not None:
+    if recipe.new_lr_scale != 1.0 or recipe.mechanism_lr_scale is not None or recipe.layer_decay is not None:
         options["param_group_fn"] = partial(parameter_groups, recipe, origin=origin or Origin())
     if device.type == "cuda" and recipe.optimizer in FUSED and recipe.sharding == "none":
         options.setdefault("fused", True)
@@ -54,7 +54,8 @@ def parameter_groups(recipe: Recipe, network: nn.Module, *, origin: Origin) -> l
     """Returns groups of parameters, whose ``lr_scale`` timm's schedules multiply with the learning rate.
 
     The learning rate of loaded parameters decays by ``layer_decay`` from each layer to the one before it, as computed
-    by timm. The learning rate of new parameters, wherever they are, is multiplied by ``new_lr_scale``.
+    by timm. The learning rate of new parameters, wherever they are, is multiplied by ``new_lr_scale``, and that of the
+    parameters of new mechanisms by ``mechanism_lr_scale`` if it is given.
     """
     options: dict[str, Any] = {
         "weight_decay": recipe.weight_decay,
@@ -70,14 +71,17 @@ def parameter_groups(recipe: Recipe, network: nn.Module, *, origin: Origin) -> l
             f"layer_decay={recipe.layer_decay} needs a network that numbers its layers by timm's group_matcher, which "
             f"{recipe.model} does not have"
         )
-    new = {id(parameter) for parameter in origin.new_parameters(network).values()}
+    scales = {id(parameter): recipe.new_lr_scale for parameter in origin.new_parameters(network).values()}
+    if recipe.mechanism_lr_scale is not None:
+        for parameter in new_mechanism_parameters(network, origin):
+            scales[id(parameter)] = recipe.mechanism_lr_scale
     split = []
     for group in groups:
-        for is_new in (False, True):
-            parameters = [p for p in group["params"] if (id(p) in new) is is_new]
-            scale = recipe.new_lr_scale if is_new else group.get("lr_scale", 1.0)
-            if parameters:
-                split.append({**group, "params": parameters, "lr_scale": scale})
+        parts: dict[tuple[bool, float], list[nn.Parameter]] = {}  # whether they are new, and their scale
+        for parameter in group["params"]:
+            scale = scales.get(id(parameter), group.get("lr_scale", 1.0))
+            parts.setdefault((id(parameter) in scales, scale), []).append(parameter)
+        split += [{**group, "params": parts[key], "lr_scale": key[1]} for key in sorted(parts)]
     return split
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..hosts import attached_mechanisms
-from ..models.origin import untrained_mechanisms
+from ..models.origin import new_mechanism_parameters, untrained_mechanisms
 from .data.resident import ResidentTrainBatches
 from .optimization import warmup_epochs
 from .recipe import Recipe
@@ -153,12 +153,15 @@ def _learning_rates(setup: TrainingSetup) -> str:
     if not setup.origin.source:
         return f"{lr:g} ({recipe.optimizer})"
     new = {id(p) for p in setup.origin.new_parameters(setup.network).values()}
-    groups = setup.optimizer.param_groups
-    scales = {
-        what: sorted({g.get("lr_scale", 1.0) for g in groups if any((id(p) in new) is is_new for p in g["params"])})
-        for what, is_new in (("loaded parameters", False), ("new ones", True))
-    }
-    rates = [f"{_range(lr, found)} for {what}" for what, found in scales.items() if found]
+    mechanism = {id(p) for p in new_mechanism_parameters(setup.network, setup.origin)}
+    if recipe.mechanism_lr_scale is None:
+        mechanism = set()
+    scales: dict[str, set[float]] = {"loaded parameters": set(), "new ones": set(), "those of the mechanism": set()}
+    for group in setup.optimizer.param_groups:
+        for key in map(id, group["params"]):
+            what = "those of the mechanism" if key in mechanism else "new ones" if key in new else "loaded parameters"
+            scales[what].add(group.get("lr_scale", 1.0))
+    rates = [f"{_range(lr, sorted(found))} for {what}" for what, found in scales.items() if found]
     freeze = setup.freeze.steps
     frozen = ""
     if freeze:

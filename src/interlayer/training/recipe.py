@@ -31,7 +31,7 @@ SECTIONS = {  # the first key of each section of the dataclass, for the document
     "new_lr_scale": "Fine-tuning",
     "seed": "The machine, and what is written",
 }
-FINE_TUNING = ("new_lr_scale", "layer_decay", "freeze_epochs", "freeze_backbone")
+FINE_TUNING = ("new_lr_scale", "mechanism_lr_scale", "layer_decay", "freeze_epochs", "freeze_backbone")
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,9 @@ class Recipe:
     # Fine-tuning from pretrained or weights. New parameters are those that were not loaded.
     new_lr_scale: float = key_field(
         1.0, "learning rate of new parameters, those of the mechanism and of a new classifier, relative to lr"
+    )
+    mechanism_lr_scale: float | None = key_field(
+        None, "learning rate of the new parameters of a mechanism, relative to lr; new_lr_scale if null"
     )
     layer_decay: float | None = key_field(
         None, "factor of the learning rate of loaded parameters from each layer to the one before it; none if null"

@@ -76,6 +76,10 @@ RULES: list[tuple[Any, str]] = [
     ),
     (lambda r: r.new_lr_scale > 0, "new_lr_scale must be above 0, got {new_lr_scale}"),
     (
+        lambda r: r.mechanism_lr_scale is None or r.mechanism_lr_scale > 0,
+        "mechanism_lr_scale must be above 0, got {mechanism_lr_scale}",
+    ),
+    (
         lambda r: r.layer_decay is None or 0 < r.layer_decay <= 1,
         "layer_decay must be above 0 and at most 1, got {layer_decay}",
     ),
