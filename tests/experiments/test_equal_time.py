@@ -18,6 +18,7 @@ from interlayer.training import Stopped
 from interlayer.training.data import open_data
 from interlayer.training.processes import init_processes
 from interlayer.training.recipe import from_values
+from interlayer.training.setup import set_up
 
 PLAIN, LIGHT = "preresnet20_cifar", "preresnet20_cifar+mrla_light"
 RECIPE = from_values({**SMALL, "epochs": 2})
@@ -133,8 +134,9 @@ def test_an_epoch_is_timed_by_a_few_real_steps():
     assert slow > quick > 0
 
 
-def test_the_time_of_an_epoch_leaves_out_what_is_prepared_for_a_size_of_images(monkeypatch, tmp_path):
-    """cuDNN prepares the convolutions of a size once in a process: it would count for the first network alone."""
+@pytest.fixture
+def steps_of_a_detector(monkeypatch, tmp_path):
+    """Replaces the steps of a detector, 4 in an epoch, by a clock: 1 s each, and 100 s for the first of a size."""
     clock, sizes, steps = [0.0], set(), []
 
     def run(self, batch):
@@ -144,9 +146,23 @@ def test_the_time_of_an_epoch_leaves_out_what_is_prepared_for_a_size_of_images(m
         sizes.add(size)
 
     monkeypatch.setattr(costs.TrainStep, "run", run)
-    monkeypatch.setattr(costs, "UNTIMED_STEPS", 0)
     monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     recipe = small_recipe("detect", write_objects(tmp_path), batch_size=2, workers=0)
-    assert measured_epoch_seconds(recipe, open_data(recipe), init_processes(recipe)) == 4.0, "4 steps of 1 s"
-    assert len(sizes) > 1
-    assert len(steps) == costs.TIMED_STEPS + len(sizes)
+    processes, data = init_processes(recipe), open_data(recipe)
+    return SimpleNamespace(recipe=recipe, processes=processes, data=data, taken=steps)
+
+
+def test_the_time_of_a_step_leaves_out_what_is_prepared_for_a_size_of_images(steps_of_a_detector):
+    """cuDNN prepares the convolutions of a size once in a process: it would count for the first network alone."""
+    found = steps_of_a_detector
+    steps = costs._timed_steps(set_up(found.recipe, found.processes, found.data), prepares_sizes=True)
+    assert [next(steps) for _ in range(8)] == [1.0] * 8
+    assert len(set(found.taken)) > 1
+    assert len(found.taken) == 8 + len(set(found.taken))
+
+
+def test_slow_steps_are_timed_until_it_is_enough(steps_of_a_detector, monkeypatch):
+    found = steps_of_a_detector
+    monkeypatch.setattr(costs, "ENOUGH_SECONDS", 3.0)
+    assert measured_epoch_seconds(found.recipe, found.data, found.processes) == 4.0, "4 steps of 1 s"
+    assert len(found.taken) == 2 + 3

@@ -6,8 +6,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,8 @@ from ..training.step import WARMUP_STEPS, TrainStep
 from .trained import task_of
 
 TIMED_STEPS = 12  # of each network, for the time of an epoch; more if there are as many workers, see below
-UNTIMED_STEPS = WARMUP_STEPS + 2  # before them: compilation, and the capture of a CUDA graph
+ENOUGH_SECONDS = 30.0  # of timed steps; a detector on a CPU would otherwise take minutes
+UNTIMED_STEPS = {"cuda": WARMUP_STEPS + 2}  # before them: compilation, and the capture of a CUDA graph
 
 
 class StaticCost(NamedTuple):
@@ -118,16 +119,24 @@ def measured_epoch_seconds(recipe: Recipe, data: Data, processes: Processes) -> 
         setup = set_up(recipe, processes, data)
         # Where loading takes longest, the batches of all workers come together: one step waits, and the others do not.
         bursts = max(1, available_workers(recipe.workers))
-        timed = math.ceil(TIMED_STEPS / bursts) * bursts
-        seconds = list(itertools.islice(_timed_steps(setup), UNTIMED_STEPS + timed))
-    mean = statistics.fmean(seconds[UNTIMED_STEPS:]) * setup.batches.steps
-    return float(processes.broadcast(mean))
+        most = math.ceil(TIMED_STEPS / bursts) * bursts
+        on_gpu, alone = setup.device.type == "cuda", processes.world_size == 1  # all ranks take as many steps
+        timed: list[float] = []
+        with closing(_timed_steps(setup, prepares_sizes=on_gpu)) as steps:
+            for seconds in itertools.islice(steps, UNTIMED_STEPS.get(setup.device.type, 2), None):
+                timed.append(seconds)
+                enough = alone and len(timed) % bursts == 0 and sum(timed) >= ENOUGH_SECONDS
+                if enough or len(timed) == most:
+                    break
+    return float(processes.broadcast(statistics.fmean(timed) * setup.batches.steps))
 
 
-def _timed_steps(setup: TrainingSetup) -> Iterator[float]:
+def _timed_steps(setup: TrainingSetup, *, prepares_sizes: bool) -> Generator[float]:
     """Trains, epoch after epoch, and yields the seconds of every step.
 
-    A batch of a new size is trained on twice, and the second time counts: cuDNN prepares its convolutions in the first.
+    Args:
+        prepares_sizes: whether a batch of a new size is trained on twice, of which the second time counts, because
+            cuDNN prepares its convolutions in the first.
     """
     stream = torch.cuda.Stream() if setup.device.type == "cuda" else None
     step = TrainStep(setup, stream)
@@ -150,7 +159,7 @@ def _timed_steps(setup: TrainingSetup) -> Iterator[float]:
                     batch = next(batches)
                     loading = time.perf_counter() - began
                     size = tuple(_images(batch).shape)
-                    if size not in sizes:
+                    if prepares_sizes and size not in sizes:
                         sizes.add(size)
                         run(batch)
                     began = time.perf_counter()
