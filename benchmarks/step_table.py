@@ -28,7 +28,10 @@ def make_parser(description: str, *, image_size: int, steps: int) -> argparse.Ar
     parser.add_argument("--image-size", type=int, default=image_size)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--modes", nargs="+", default=list(MODES[:3]), choices=MODES)
+    parser.add_argument(
+        "--modes", nargs="+", default=list(MODES[:3]), choices=MODES,
+        help="graph and compiled_graph time a step as one CUDA graph; default: all but compiled_graph",
+    )  # fmt: skip
     parser.add_argument(
         "--together", type=int, default=1, metavar="N",
         help="compile as many models at once, each in a process of its own, then time one by one",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ COLUMNS = 4  # number of stages side by side
 PANEL = 2.6  # inches of a heatmap
 VISIBLE = 0.01  # part of the color scale below which a weight is not distinguished from zero
 MOST_LABELS = 16  # number of layers that are labeled on an axis
+WRAPPERS = r"^(?:(?:backbone|body|network|model|module)\.(?!\d))+"  # they hold a whole network: detectors, DDP
 HEADS = 8  # number of heads side by side
 SMALL = 1.25  # inches of the heatmap of a head
 DIVISIONS = 8  # pixels along the side of a cell of such a heatmap
@@ -184,8 +186,12 @@ def _divided(positive: float, negative: float, largest: float) -> bool:
 
 
 def block_labels(blocks: Sequence[str]) -> list[str]:
-    """Returns the names of blocks without the prefix of the network that they share, such as "model."."""
-    return [block.removeprefix("model.").removeprefix("module.") for block in blocks]
+    """Returns the names of blocks without the modules that hold a whole network.
+
+    >>> block_labels(["backbone.body.network.layer1.0", "module.blocks.0"])
+    ['layer1.0', 'blocks.0']
+    """
+    return [re.sub(WRAPPERS, "", block) for block in blocks]
 
 
 def plot_shared_weights(panels: Sequence[tuple[str, Sequence[SharedWeights]]]) -> Figure:

@@ -29,7 +29,7 @@ from .trained import task_of
 
 TIMED_STEPS = 12  # of each network, for the time of an epoch; more if there are as many workers, see below
 ENOUGH_SECONDS = 30.0  # of timed steps; a detector on a CPU would otherwise take minutes
-UNTIMED_STEPS = {"cuda": WARMUP_STEPS + 2}  # before them: compilation, and the capture of a CUDA graph
+UNTIMED_STEPS = {"cuda": WARMUP_STEPS + 2, "cpu": 2}  # before them: compilation, and the capture of a CUDA graph
 
 
 class StaticCost(NamedTuple):
@@ -120,10 +120,10 @@ def measured_epoch_seconds(recipe: Recipe, data: Data, processes: Processes) -> 
         # Where loading takes longest, the batches of all workers come together: one step waits, and the others do not.
         bursts = max(1, available_workers(recipe.workers))
         most = math.ceil(TIMED_STEPS / bursts) * bursts
-        on_gpu, alone = setup.device.type == "cuda", processes.world_size == 1  # all ranks take as many steps
+        device, alone = setup.device.type, processes.world_size == 1  # all ranks take as many steps
         timed: list[float] = []
-        with closing(_timed_steps(setup, prepares_sizes=on_gpu)) as steps:
-            for seconds in itertools.islice(steps, UNTIMED_STEPS.get(setup.device.type, 2), None):
+        with closing(_timed_steps(setup, prepares_sizes=device == "cuda")) as steps:
+            for seconds in itertools.islice(steps, UNTIMED_STEPS[device], None):
                 timed.append(seconds)
                 enough = alone and len(timed) % bursts == 0 and sum(timed) >= ENOUGH_SECONDS
                 if enough or len(timed) == most:
@@ -158,7 +158,7 @@ def _timed_steps(setup: TrainingSetup, *, prepares_sizes: bool) -> Generator[flo
                     setup.batches.seed(epoch, index)
                     batch = next(batches)
                     loading = time.perf_counter() - began
-                    size = tuple(_images(batch).shape)
+                    size = batch[0].shape  # of the loaded images; images on the device have one size
                     if prepares_sizes and size not in sizes:
                         sizes.add(size)
                         run(batch)
@@ -168,11 +168,6 @@ def _timed_steps(setup: TrainingSetup, *, prepares_sizes: bool) -> Generator[flo
     finally:
         step.release()
         setup.batches.close()
-
-
-def _images(batch: Any) -> Tensor:
-    images: Tensor = batch if isinstance(batch, Tensor) else batch[0]
-    return images
 
 
 def median_epoch_seconds(folders: Sequence[Path]) -> float:

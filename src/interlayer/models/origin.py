@@ -70,7 +70,8 @@ def untrained_mechanisms(network: nn.Module, origin: Origin) -> list[str]:
 
 def new_mechanism_parameters(network: nn.Module, origin: Origin) -> list[nn.Parameter]:
     """Returns the parameters of attached mechanisms that did not come from the trained weights."""
-    return [p for name in untrained_mechanisms(network, origin) for p in network.get_submodule(name).parameters()]
+    prefixes = tuple(f"{name}." for name in hosts.attached_mechanisms(network))
+    return [p for name, p in origin.new_parameters(network).items() if name.startswith(prefixes)]
 
 
 def changes_outputs(network: nn.Module, origin: Origin, size: int) -> bool:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, PercentFormatter
 
 from ..analysis import Contribution, contribution, layer_scores, plot_layer_scores
+from ..analysis.plots import block_labels
 from ..experiments import Comparison, TrainedNetwork, some_test_images
 from ..experiments.statistics import interval_half_width
 from ..experiments.table import network_titles
@@ -214,7 +215,7 @@ def _contribution(model: str, record: Contribution, color: str) -> Shown:
 def contribution_figure(record: Contribution, color: str) -> Figure:
     """Plots the contribution of the mechanisms to every block."""
     several = len(record.mechanisms) > 1
-    blocks = without_common_parents([row.block for row in record.blocks])
+    blocks = block_labels([row.block for row in record.blocks])
     names = [f"{b} ({row.mechanism})" if several else b for b, row in zip(blocks, record.blocks, strict=True)]
     ratios = [row.ratio for row in record.blocks]
     figure = Figure(
@@ -230,20 +231,6 @@ def contribution_figure(record: Contribution, color: str) -> Figure:
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     return figure
-
-
-def without_common_parents(names: Sequence[str]) -> list[str]:
-    """Drops the modules that all names of blocks begin with, but not the name before a number.
-
-    >>> without_common_parents(["backbone.body.network.layer1.0", "backbone.body.network.layer2.0"])
-    ['layer1.0', 'layer2.0']
-    >>> without_common_parents(["body.network.blocks.0", "body.network.blocks.1"])
-    ['blocks.0', 'blocks.1']
-    """
-    parts = [name.split(".") for name in names]
-    while all(len(p) > 1 and p[0] == parts[0][0] and not p[1].isdigit() for p in parts):
-        parts = [p[1:] for p in parts]
-    return [".".join(p) for p in parts]
 
 
 def confusion(matrix: Matrix) -> Shown:

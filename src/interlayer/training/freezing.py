@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,8 +75,7 @@ def check_fine_tuning(recipe: Recipe) -> None:
     if recipe.fine_tuning_keys and not (recipe.pretrained or recipe.weights):
         given = ", ".join(f"{key}={_written(value)}" for key, value in recipe.fine_tuning_keys.items())
         needs = "need" if len(recipe.fine_tuning_keys) > 1 else "needs"
-        defaults = {f.name: f.default for f in dataclasses.fields(recipe)}
-        without = " ".join(f"{key}={_written(defaults[key])}" for key in recipe.fine_tuning_keys)
+        without = " ".join(f"{key}={_written(getattr(Recipe, key))}" for key in recipe.fine_tuning_keys)
         raise RecipeError(
             f"{given} {needs} trained weights to start from: give pretrained=true or weights=FILE, or train from "
             f"scratch with {without}"

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..hosts import attached_mechanisms
 from ..models.origin import new_mechanism_parameters, untrained_mechanisms
 from .data.resident import ResidentTrainBatches
 from .optimization import warmup_epochs
@@ -121,8 +120,7 @@ def _network(setup: TrainingSetup) -> str:
     text = f"{setup.recipe.model}, {setup.task.shown_size(size)}, {total:,} parameters"
     if not setup.origin.source or not new:
         return text
-    prefixes = tuple(f"{name}." for name in attached_mechanisms(network))
-    mechanism = _count(p for name, p in new.items() if name.startswith(prefixes))
+    mechanism = _count(new_mechanism_parameters(network, setup.origin))
     other = _count(new.values()) - mechanism
     shares = {"the mechanism": mechanism, setup.task.new_modules: other}
     listed = [f"{count:,} of {what}" if mechanism and other else what for what, count in shares.items() if count]
@@ -153,9 +151,8 @@ def _learning_rates(setup: TrainingSetup) -> str:
     if not setup.origin.source:
         return f"{lr:g} ({recipe.optimizer})"
     new = {id(p) for p in setup.origin.new_parameters(setup.network).values()}
-    mechanism = {id(p) for p in new_mechanism_parameters(setup.network, setup.origin)}
-    if recipe.mechanism_lr_scale is None:
-        mechanism = set()
+    own_rate = recipe.mechanism_lr_scale is not None
+    mechanism = {id(p) for p in new_mechanism_parameters(setup.network, setup.origin)} if own_rate else set()
     scales: dict[str, set[float]] = {"loaded parameters": set(), "new ones": set(), "those of the mechanism": set()}
     for group in setup.optimizer.param_groups:
         for key in map(id, group["params"]):
